@@ -1,0 +1,43 @@
+# The same commands for a person and for CI. Everything runs in .venv, which `make install` fills from constraints.txt.
+PYTHON ?= python3.11
+BIN := .venv/bin
+PROTOS := $(wildcard protos/mammoth_wire/v1/*.proto)
+STAMP := .venv/.installed
+export OMP_NUM_THREADS ?= 2
+export PIP_DISABLE_PIP_VERSION_CHECK = 1
+
+.PHONY: install protos format check test demo bench
+
+install: $(STAMP)
+
+$(STAMP): pyproject.toml constraints.txt
+	test -x $(BIN)/python || $(PYTHON) -m venv .venv
+	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	touch $@
+
+# Generated modules are committed beside their schema; `check` fails when they differ.
+protos: $(STAMP)
+	$(BIN)/python -m grpc_tools.protoc -I protos --plugin=$(BIN)/protoc-gen-mypy --plugin=$(BIN)/protoc-gen-mypy_grpc \
+	    --python_out=protos --grpc_python_out=protos --mypy_out=quiet:protos --mypy_grpc_out=quiet:protos $(PROTOS)
+
+format: $(STAMP)
+	$(BIN)/ruff format --quiet
+	$(BIN)/ruff check --fix
+
+check: protos
+	git diff --exit-code --stat -- protos
+	$(BIN)/ruff format --check --quiet
+	$(BIN)/ruff check --quiet
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+	$(BIN)/pytest --quiet tests/test_layout.py
+
+test: $(STAMP)
+	$(BIN)/pytest --quiet
+
+demo: $(STAMP)
+	$(BIN)/python -m bench.demo
+
+bench: $(STAMP)
+	$(BIN)/python -m bench.handover
+	$(BIN)/python -m bench.overhead
