@@ -1,0 +1,1 @@
+"""Package mammoth.v1: the .proto files and the modules generated from them by `make protos`."""
