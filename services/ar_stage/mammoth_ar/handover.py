@@ -1,0 +1,114 @@
+"""Do: keep a picture's rows until the picture is there, and stream them to one DiT replica, again if need be.
+
+`RowLog` is written once, as rows are decoded, and read from its beginning by every stream that carries it, so that a
+replica that dies costs time and never the picture.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import time
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from typing import Any
+
+import grpc.aio
+
+from mammoth_wire.errors import from_packed, from_rpc_error
+from mammoth_wire.tensors import RowDigest, Rows, chunks
+from mammoth_wire.v1 import diffusion_pb2, diffusion_pb2_grpc
+from mammoth_wire.v1.diffusion_pb2 import DenoiseEvent, DenoiseRequest, RowChunk
+
+__all__ = ["Replicas", "RowLog"]
+
+HOP_MARGIN_S = 0.2  # of the caller's deadline, kept for the way back
+CHANNEL_OPTIONS = (
+    ("grpc.keepalive_time_ms", 30_000),
+    ("grpc.keepalive_timeout_ms", 10_000),
+    ("grpc.keepalive_permit_without_calls", 1),
+    ("grpc.max_receive_message_length", 8 * 2**20),
+    ("grpc.initial_reconnect_backoff_ms", 200),
+    ("grpc.max_reconnect_backoff_ms", 2_000),
+    ("grpc.service_config", '{"loadBalancingConfig":[{"round_robin":{}}]}'),
+)
+
+
+class RowLog:
+    """The rows of one picture as messages, in order. One writer, any number of readers."""
+
+    def __init__(self, begin: diffusion_pb2.Begin) -> None:
+        self.begin = begin
+        self.closed_at: float | None = None
+        self._messages: list[DenoiseRequest] = [DenoiseRequest(begin=begin)]
+        self._num_rows = {RowChunk.PART_NEGATIVE: 0, RowChunk.PART_CONDITION: 0}
+        self._num_chunks = {RowChunk.PART_NEGATIVE: 0, RowChunk.PART_CONDITION: 0}
+        self._digests = {RowChunk.PART_NEGATIVE: RowDigest(), RowChunk.PART_CONDITION: RowDigest()}
+        self._grown = asyncio.Event()
+
+    def append(self, part: RowChunk.Part.ValueType, rows: Rows) -> None:
+        """Add the next rows of `part`."""
+        self._digests[part].update(rows)
+        for chunk in chunks(rows, part=part, first_index=self._num_chunks[part], first_row=self._num_rows[part]):
+            self._messages.append(DenoiseRequest(rows=chunk))
+            self._num_chunks[part] += 1
+        self._num_rows[part] += len(rows)
+        self._wake()
+
+    def close(self) -> None:
+        """Add End: all rows are there."""
+        end = diffusion_pb2.End(
+            num_rows=self._num_rows[RowChunk.PART_CONDITION],
+            sha256=self.sha256,
+            num_negative_rows=self._num_rows[RowChunk.PART_NEGATIVE],
+            negative_sha256=self._digests[RowChunk.PART_NEGATIVE].digest(),
+        )
+        self._messages.append(DenoiseRequest(end=end))
+        self.closed_at = time.perf_counter()
+        self._wake()
+
+    async def messages(self) -> AsyncIterator[DenoiseRequest]:
+        """Yield every message from Begin to End, waiting for those that are still to come."""
+        for index in itertools.count():
+            while index >= len(self._messages):
+                await self._grown.wait()
+            message = self._messages[index]
+            yield message
+            if message.HasField("end"):
+                return
+
+    @property
+    def sha256(self) -> bytes:
+        """Digest of the condition rows so far."""
+        return self._digests[RowChunk.PART_CONDITION].digest()
+
+    def _wake(self) -> None:
+        grown, self._grown = self._grown, asyncio.Event()
+        grown.set()
+
+
+class Replicas:
+    """Channels to the DiT replicas; owns whose turn it is."""
+
+    def __init__(self, targets: Sequence[str]) -> None:
+        self._channels = [grpc.aio.insecure_channel(target, options=CHANNEL_OPTIONS) for target in targets]
+        self._turn = itertools.cycle(self._channels)
+
+    async def denoise(self, log: RowLog, *, timeout_s: float) -> AsyncGenerator[DenoiseEvent, None]:
+        """Stream `log` to the next replica and yield its events; Drawn is the last.
+
+        Raises the typed error that the replica, or the way to it, answered with.
+        """
+        stub = diffusion_pb2_grpc.DiffusionStub(next(self._turn))
+        call: Any = stub.Denoise(log.messages(), timeout=max(0.001, timeout_s - HOP_MARGIN_S))
+        try:
+            async for event in call:
+                if event.HasField("failed"):
+                    raise from_packed(event.failed.status)
+                yield event
+        except grpc.aio.AioRpcError as err:
+            raise from_rpc_error(err) from err
+        finally:
+            call.cancel()
+
+    async def close(self) -> None:
+        await asyncio.gather(*(channel.close() for channel in self._channels))

@@ -1,0 +1,1 @@
+"""The LLM: configuration, plain decoder, strict loading. Knows nothing of requests."""
