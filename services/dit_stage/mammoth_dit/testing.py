@@ -1,0 +1,117 @@
+"""Tools for tests: the real engine at toy width on the CPU, and a simulated device for tests of time.
+
+`TinyEngine` is this project's code on a tiny random checkpoint; `SimulatedDevice` takes loop time instead of computing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from mammoth_dit import tiny
+from mammoth_dit.engine import Engine, Exactness
+from mammoth_dit.jobs import Job, Outcome, Picture, Watch
+from mammoth_dit.model.weights import load
+from mammoth_serving.checkpoint import Checkpoint
+from mammoth_serving.tiny import Family, checkpoint_files
+from mammoth_wire.errors import Cancelled, MammothError
+from mammoth_wire.params import Diffusion
+
+__all__ = ["SimulatedDevice", "TinyEngine", "tiny_checkpoint"]
+
+
+def tiny_checkpoint(path: Path, family: Family = "preview") -> Checkpoint:
+    """Write a tiny checkpoint with only this stage's shard into the folder `path` and open it."""
+    for name, text in checkpoint_files(family).items():
+        (path / name).write_text(text)
+    tiny.write(path)
+    return Checkpoint.open(path)
+
+
+class TinyEngine(Engine):
+    """The real engine over a tiny checkpoint, float64 unless told otherwise, plus jobs that fit it."""
+
+    def __init__(
+        self,
+        path: Path,
+        family: Family = "preview",
+        *,
+        dtype: torch.dtype = torch.float64,
+        exactness: Exactness = "strict",
+    ) -> None:
+        super().__init__(load(tiny_checkpoint(path, family), dtype=dtype), exactness=exactness)
+
+    def job(
+        self,
+        name: str,
+        *,
+        num_text: int = 5,
+        num_image: int = 9,
+        num_negative: int = 0,
+        seed: int = 1,
+        size_px: tuple[int, int] = (32, 48),
+        steps: int = 3,
+        guidance: float = 4.0,
+        cfg_range: tuple[float, float] = (0.0, 1.0),
+    ) -> Job:
+        """Return a job with random rows that depend on `seed` alone: text tokens, then generation tokens."""
+        generator = torch.Generator().manual_seed(seed)
+        width, start = self.config.llm_width, self.config.tokens.gen_vocab_start
+        rows = torch.randn(num_text + num_image + num_negative, width, generator=generator, dtype=self.dtype)
+        condition, negative = rows[: num_text + num_image], rows[num_text + num_image :]
+        return Job(
+            id=name,
+            params=Diffusion(*size_px, guidance=guidance, cfg_range=cfg_range, steps=steps),
+            seed=seed,
+            hidden_TH=condition,
+            token_ids_T=torch.tensor([1] * num_text + [start] * num_image),
+            answer_start=num_text,
+            negative_LH=negative if num_negative else None,
+        )
+
+
+class SimulatedDevice:
+    """An engine and its thread in one, on the loop's clock: every step of a wave takes `step_s`, pictures are black.
+
+    `run` stands in for the device worker's; `fail` maps job ids to the error that takes the picture's place, and `waves`
+    keeps the ids of every wave that began.
+    """
+
+    def __init__(self, step_s: float, fail: dict[str, MammothError] | None = None) -> None:
+        self.step_s = step_s
+        self.fail = fail or {}
+        self.broken: BaseException | None = None
+        self.waves: list[list[str]] = []
+
+    def sample(self, jobs: Sequence[Job], watch: Watch) -> list[Outcome]:
+        """Draw at once, for a device worker with a real thread."""
+        outcomes = [self._outcome(place, job, watch) for place, job in enumerate(jobs)]
+        for place, outcome in enumerate(outcomes):
+            watch.on_done(place, outcome)
+        return outcomes
+
+    async def run(self, _fn: object, jobs: Sequence[Job], watch: Watch) -> list[Outcome]:
+        """Draw a wave in loop time, stopping at the step after everybody has left."""
+        self.waves.append([job.id for job in jobs])
+        total = jobs[0].params.steps
+        for step in range(total):
+            if all(watch.cancelled(place) for place in range(len(jobs))):
+                break
+            await asyncio.sleep(self.step_s)
+            if self.broken is not None:
+                raise self.broken
+            for place in range(len(jobs)):
+                watch.on_step(place, step + 1, total)
+        outcomes = self.sample(jobs, watch)
+        await asyncio.sleep(0)  # as from a thread: the result comes behind the reports
+        return outcomes
+
+    def _outcome(self, place: int, job: Job, watch: Watch) -> Outcome:
+        if watch.cancelled(place):
+            return Cancelled("the caller left")
+        black = np.zeros((job.params.height, job.params.width, 3), np.uint8)
+        return self.fail.get(job.id) or Picture(black, rgb_sha256="0" * 64, denoise_s=0.0, decode_s=0.0)
