@@ -1,0 +1,137 @@
+"""Do: own one child process of ours: start, find its ports, wait for its health, stop it, and tell how it ended.
+
+A child leads a process group of its own, so that Ctrl-C reaches it only through us; it is stopped when its block ends
+and, should the block never end, when the interpreter exits.
+"""
+
+from __future__ import annotations
+
+import atexit
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Self, TypeVar
+
+import grpc
+
+from mammoth_client._health import checker, health_of, question
+from mammoth_wire.errors import EngineFailed, InvalidRequest
+
+__all__ = ["Child", "last_lines", "run_module"]
+
+T = TypeVar("T")
+POLL_S = 0.05
+HEALTH_TIMEOUT_S = 2.0
+NUM_LOG_LINES = 12
+UNUSABLE = 2
+
+
+class Child:
+    """`python ARGV --ports-file FILE` as a context manager. Its output goes to `log_path`; `pid` is for signals."""
+
+    def __init__(self, name: str, argv: Sequence[str], folder: Path, *, grace_s: float) -> None:
+        self.name = name
+        self.log_path = folder / f"{name}.log"
+        self._ports_path = folder / f"{name}.ports.json"
+        self._ports_path.unlink(missing_ok=True)
+        self._grace_s = grace_s
+        command = [sys.executable, *argv, "--ports-file", str(self._ports_path)]
+        with self.log_path.open("wb") as log:
+            self._process = subprocess.Popen(
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+            )
+        atexit.register(self._kill)
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    def check(self) -> None:
+        """Raise, with the end of its log, when the process has exited.
+
+        InvalidRequest when it refused its settings or its checkpoint (exit code 2), EngineFailed otherwise.
+        """
+        code = self._process.poll()
+        if code is None:
+            return
+        text = f"exited with code {code}; its last lines:\n{last_lines(self.log_path)}"
+        raise InvalidRequest([(self.name, text)]) if code == UNUSABLE else EngineFailed(f"{self.name}: {text}")
+
+    def ports(self, deadline_s: float) -> Mapping[str, int]:
+        """Wait until the process has bound its ports and return them by name: port, control_port, health_port, ..."""
+        return self._wait(deadline_s, "bind its ports", self._read_ports)
+
+    def wait_serving(self, deadline_s: float) -> None:
+        """Wait until the process is healthy. `deadline_s` is on the monotonic clock."""
+        with grpc.insecure_channel(f"127.0.0.1:{self.ports(deadline_s)['health_port']}") as channel:
+            check = checker(channel)
+            self._wait(deadline_s, "serve", lambda: _is_serving(check) or None)
+
+    def stop(self) -> None:
+        """Ask the process to end, wait for it to drain, and kill its group if it takes longer than the grace."""
+        try:
+            with suppress(subprocess.TimeoutExpired):
+                self._process.terminate()
+                self._process.wait(self._grace_s)
+        finally:
+            self._kill()
+            atexit.unregister(self._kill)
+
+    def _kill(self) -> None:
+        """End whatever is left of the process group."""
+        with suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait()
+
+    def _read_ports(self) -> Mapping[str, int] | None:
+        """Return the ports once the file is there and complete."""
+        try:
+            ports: Mapping[str, int] = json.loads(self._ports_path.read_text())
+        except (FileNotFoundError, ValueError):
+            return None
+        return ports
+
+    def _wait(self, deadline_s: float, what: str, answer: Callable[[], T | None]) -> T:
+        """Ask until there is an answer, the process exits, or the deadline passes."""
+        while (found := answer()) is None:
+            self.check()
+            if time.monotonic() >= deadline_s:
+                raise EngineFailed(f"{self.name}: did not {what} in time; its last lines:\n{last_lines(self.log_path)}")
+            time.sleep(POLL_S)
+        return found
+
+
+def run_module(argv: Sequence[str]) -> None:
+    """Run `python -m ARGV` to its end. Raises EngineFailed, with the end of what it said, when it fails."""
+    done = subprocess.run([sys.executable, "-m", *argv], stdin=subprocess.DEVNULL, capture_output=True, check=False)
+    if done.returncode:
+        said = _end_of((done.stdout + done.stderr).decode(errors="replace"))
+        raise EngineFailed(f"python -m {argv[0]} exited with code {done.returncode}; its last lines:\n{said}")
+
+
+def last_lines(path: Path) -> str:
+    """Return the end of a log file, indented."""
+    return _end_of(path.read_text(errors="replace"))
+
+
+def _end_of(text: str) -> str:
+    return "\n".join(f"  {line}" for line in text.splitlines()[-NUM_LOG_LINES:]) or "  (nothing)"
+
+
+def _is_serving(check: Callable[..., Any]) -> bool:
+    try:
+        return health_of("", check(question(""), timeout=HEALTH_TIMEOUT_S)).serving
+    except grpc.RpcError:
+        return False
