@@ -3,7 +3,6 @@ PYTHON ?= python3.11
 BIN := .venv/bin
 PROTOS := $(wildcard protos/mammoth_wire/v1/*.proto)
 STAMP := .venv/.installed
-export OMP_NUM_THREADS ?= 2
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
 .PHONY: install protos format check test demo bench
@@ -32,11 +31,12 @@ check: protos
 	$(BIN)/lint-imports
 	$(BIN)/pytest --quiet tests/test_layout.py
 
+test: export OMP_NUM_THREADS ?= 1
 test: $(STAMP)
 	$(BIN)/pytest --quiet
 
 demo: $(STAMP)
-	$(BIN)/python -m bench.demo
+	$(BIN)/python -m mammoth_client.demo
 
 bench: $(STAMP)
 	$(BIN)/python -m bench.handover

@@ -10,6 +10,7 @@ from typing import Any
 
 import grpc
 import pytest
+import torch
 
 from mammoth_ar import tiny as ar_tiny
 from mammoth_ar.settings import ArSettings
@@ -18,6 +19,12 @@ from mammoth_dit import tiny as dit_tiny
 from mammoth_dit.settings import DitSettings
 from mammoth_dit.stage import DitStage
 from mammoth_serving.lifecycle import Gate
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread() -> None:
+    """Toy tensors gain nothing from threads, and on a busy machine threads that wait for each other cost minutes."""
+    torch.set_num_threads(1)
 
 
 @pytest.fixture(scope="session")

@@ -88,11 +88,9 @@ class ArStage:
             model_digest=checkpoint.digest,
             environment=describe(
                 "ar",
-                device=torch.cuda.get_device_name(engine.device)
-                if engine.device.type == "cuda"
-                else engine.device.type,
+                device=_device_name(engine.device),
                 dtype=dtype,
-                kernels="plain",
+                kernels=f"plain, prefill in {engine.prefill_chunk_tokens}",
                 row_bucket=1 if engine.exactness == "strict" else self.capacity,
                 packages=("torch", "tiktoken"),
             ),
@@ -168,3 +166,9 @@ class ArStage:
 
     def _idle_s(self) -> float:
         return asyncio.get_running_loop().time() - self.batcher.snapshot().last_progress_at
+
+
+def _device_name(device: torch.device) -> str:
+    if device.type == "cuda":
+        return torch.cuda.get_device_name(device)
+    return f"{device.type}, {torch.get_num_threads()} threads"

@@ -14,11 +14,14 @@ __all__ = ["describe"]
 def describe(
     stage: str, *, device: str, dtype: str, kernels: str, row_bucket: int, packages: Sequence[str]
 ) -> types_pb2.Environment:
-    """Return the environment of a stage that runs on `device`; `packages` are those whose numerics it uses."""
+    """Return the environment of a stage; `packages` are those whose numerics it uses.
+
+    `device` names the accelerator, or is `cpu` with its number of threads: both decide how sums are split.
+    """
     versions = {name: version(name) for name in ("mammoth-serve", *packages)}
     return types_pb2.Environment(
         stage=stage,
-        device=device if device != "cpu" else f"cpu ({platform.machine()})",
+        device=f"{platform.machine()} {device}" if device.startswith("cpu") else device,
         dtype=dtype,
         kernels=kernels,
         row_bucket=row_bucket,

@@ -14,5 +14,5 @@ __all__ = ["encode"]
 def encode(rgb: npt.NDArray[np.uint8]) -> bytes:
     """Return uint8 [H, W, 3] as a PNG file without metadata: equal pixels give equal bytes."""
     buffer = io.BytesIO()
-    Image.fromarray(rgb, mode="RGB").save(buffer, format="PNG", compress_level=3)
+    Image.fromarray(rgb).save(buffer, format="PNG", compress_level=3)
     return buffer.getvalue()
