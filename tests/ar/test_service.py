@@ -15,14 +15,18 @@ from PIL import Image
 
 from mammoth_wire.errors import (
     AlreadyRunning,
+    Cancelled,
     ContractMismatch,
+    DataLoss,
     DeadlineExceeded,
     InvalidRequest,
     Overloaded,
     Unavailable,
+    abort,
     from_rpc_error,
 )
-from mammoth_wire.v1 import control_pb2, control_pb2_grpc, image_generation_pb2_grpc
+from mammoth_wire.v1 import control_pb2, control_pb2_grpc, diffusion_pb2_grpc, image_generation_pb2_grpc
+from mammoth_wire.v1.diffusion_pb2 import DenoiseEvent
 from mammoth_wire.v1.image_generation_pb2 import GenerateRequest
 
 SMALL = {"prompt": "a red apple", "height": 32, "width": 48, "ar_height": 3, "ar_width": 4, "steps": 2, "seed": 7}
@@ -259,6 +263,36 @@ async def test_a_replica_that_leaves_in_the_middle_costs_time_and_not_the_pictur
         await first.aclose()
         assert [await task for task in running] == [alone[1], alone[2]]
         assert ar.stage.metrics.conditioning_resends._value.get() >= 1
+
+
+@pytest.mark.parametrize("code", ["CANCELLED", "UNAVAILABLE", "DATA_LOSS"])
+async def test_a_replica_that_cuts_the_stream_off_is_replaced(serve_ar, dit, code):
+    class Cutting(diffusion_pb2_grpc.DiffusionServicer):
+        """Admits, takes some rows, and ends the call."""
+
+        num_calls = 0
+
+        async def Denoise(self, request_iterator, context):
+            self.num_calls += 1
+            await context.read()
+            await context.write(DenoiseEvent(queued={"position": 0}))
+            for _ in range(2):
+                await context.read()
+            await abort(context, kinds[code]("cut"))
+
+    kinds = {"CANCELLED": Cancelled, "UNAVAILABLE": Unavailable, "DATA_LOSS": DataLoss}
+    server, cutting = grpc.aio.server(), Cutting()
+    diffusion_pb2_grpc.add_DiffusionServicer_to_server(cutting, server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        async with serve_ar(dit.address) as honest:
+            alone = await Caller(honest).pictures()
+        async with serve_ar(f"127.0.0.1:{port},{dit.address}") as ar:
+            assert await Caller(ar).pictures() == alone
+        assert cutting.num_calls == 1
+    finally:
+        await server.stop(None)
 
 
 async def test_transport_is_proven_by_a_tensor_that_crosses(ar, dit):

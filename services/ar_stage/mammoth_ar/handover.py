@@ -14,7 +14,7 @@ from typing import Any
 
 import grpc.aio
 
-from mammoth_wire.errors import from_packed, from_rpc_error
+from mammoth_wire.errors import Unavailable, from_packed, from_rpc_error
 from mammoth_wire.tensors import RowDigest, Rows, chunks
 from mammoth_wire.v1 import diffusion_pb2, diffusion_pb2_grpc
 from mammoth_wire.v1.diffusion_pb2 import DenoiseEvent, DenoiseRequest, RowChunk
@@ -107,6 +107,12 @@ class Replicas:
                 yield event
         except grpc.aio.AioRpcError as err:
             raise from_rpc_error(err) from err
+        except asyncio.CancelledError as err:
+            task = asyncio.current_task()
+            if task is not None and task.cancelling():
+                raise
+            # grpc.aio's word for a replica that ended the call with CANCELLED: nobody here asked for it
+            raise Unavailable("the DiT replica cut the stream off") from err
         finally:
             call.cancel()
 
