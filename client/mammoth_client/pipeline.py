@@ -8,6 +8,7 @@ bound, and grpc.health.v1 on its health port says SERVING after warm-up.
 
 from __future__ import annotations
 
+import os
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from mammoth_client.process import Child
+from mammoth_client.process import Child, sharing_cores
 
 __all__ = ["FlagValue", "Pipeline", "pipeline", "stage_flags"]
 
@@ -76,6 +77,7 @@ def pipeline(
 
     `port` is the public one, 0 for any free one. `flags` are the stages' own; see `stage_flags`. Logs go to `log_dir`,
     or to a temporary folder that is deleted at the end. A stage gets SIGTERM and `grace_s` to drain before it is killed.
+    The stages share the cores of the machine evenly unless OMP_NUM_THREADS is set.
 
     Raises, with the end of its log: InvalidRequest when a stage refuses its flags or its checkpoint, EngineFailed when
     it exits for another reason or does not serve within `start_timeout_s`.
@@ -84,9 +86,10 @@ def pipeline(
     with ExitStack() as stack:
         folder = Path(log_dir or stack.enter_context(tempfile.TemporaryDirectory(prefix="mammoth-")))
         folder.mkdir(parents=True, exist_ok=True)
+        environ = sharing_cores(os.environ, num_processes=1 + num_dits, num_cores=os.cpu_count() or 1)
 
         def start(name: str, argv: Sequence[str]) -> Child:
-            return stack.enter_context(Child(name, ["-m", *argv], folder, grace_s=grace_s))
+            return stack.enter_context(Child(name, ["-m", *argv], folder, grace_s=grace_s, environ=environ))
 
         common = ["--model", str(model)]
         dits = tuple(

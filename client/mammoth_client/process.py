@@ -23,7 +23,7 @@ import grpc
 from mammoth_client._health import checker, health_of, question
 from mammoth_wire.errors import EngineFailed, InvalidRequest
 
-__all__ = ["Child", "last_lines", "run_module"]
+__all__ = ["Child", "last_lines", "run_module", "sharing_cores"]
 
 T = TypeVar("T")
 POLL_S = 0.05
@@ -35,7 +35,10 @@ UNUSABLE = 2
 class Child:
     """`python ARGV --ports-file FILE` as a context manager. Its output goes to `log_path`; `pid` is for signals."""
 
-    def __init__(self, name: str, argv: Sequence[str], folder: Path, *, grace_s: float) -> None:
+    def __init__(
+        self, name: str, argv: Sequence[str], folder: Path, *, grace_s: float, environ: Mapping[str, str] | None = None
+    ) -> None:
+        """Start it. Without `environ` it inherits ours."""
         self.name = name
         self.log_path = folder / f"{name}.log"
         self._ports_path = folder / f"{name}.ports.json"
@@ -44,7 +47,7 @@ class Child:
         command = [sys.executable, *argv, "--ports-file", str(self._ports_path)]
         with self.log_path.open("wb") as log:
             self._process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True
+                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, env=environ
             )
         atexit.register(self._kill)
 
@@ -111,6 +114,14 @@ class Child:
                 raise EngineFailed(f"{self.name}: did not {what} in time; its last lines:\n{last_lines(self.log_path)}")
             time.sleep(POLL_S)
         return found
+
+
+def sharing_cores(environ: Mapping[str, str], *, num_processes: int, num_cores: int) -> dict[str, str]:
+    """Return `environ` with an equal share of the cores as OMP_NUM_THREADS, unless that is set.
+
+    Processes that each take every core spend their time waiting for one another's threads.
+    """
+    return {"OMP_NUM_THREADS": str(max(1, num_cores // num_processes)), **environ}
 
 
 def run_module(argv: Sequence[str]) -> None:

@@ -143,8 +143,8 @@ class Assembler:
 
     def add(self, chunk: diffusion_pb2.RowChunk) -> None:
         """Take the next chunk, or an identical repeat of an earlier one."""
-        ids = np.fromiter(chunk.token_ids, np.int32, len(chunk.token_ids))
-        if _crc(ids, chunk.data) != chunk.crc32c:
+        ids, data = np.fromiter(chunk.token_ids, np.int32, len(chunk.token_ids)), chunk.data
+        if _crc(ids, data) != chunk.crc32c:
             raise self._loss(chunk, "crc32c does not match its ids and bytes")
         if chunk.index < len(self._crcs):
             if self._crcs[chunk.index] != chunk.crc32c:
@@ -153,16 +153,16 @@ class Assembler:
         if chunk.index > len(self._crcs):
             raise self._loss(chunk, f"chunk {len(self._crcs)} is missing before it")
         end = self._filled + len(ids)
-        if not len(ids) or len(chunk.data) > MAX_CHUNK_BYTES or len(chunk.data) != len(ids) * self._row_bytes:
+        if not len(ids) or len(data) > MAX_CHUNK_BYTES or len(data) != len(ids) * self._row_bytes:
             raise self._loss(
                 chunk,
-                f"{len(chunk.data)} bytes for {len(ids)} rows of {self._row_bytes} bytes (at most {MAX_CHUNK_BYTES})",
+                f"{len(data)} bytes for {len(ids)} rows of {self._row_bytes} bytes (at most {MAX_CHUNK_BYTES})",
             )
         if chunk.offset != self._filled * self._row_bytes or end > self._num_rows:
             raise self._loss(
                 chunk, f"rows {self._filled}..{end} at offset {chunk.offset} leave the announced {self._num_rows} rows"
             )
-        bits = np.frombuffer(chunk.data, self._storage.dtype).reshape(len(ids), self._width)
+        bits = np.frombuffer(data, self._storage.dtype).reshape(len(ids), self._width)
         if ((bits & self._storage.exponent) == self._storage.exponent).any():
             raise InvalidRequest(
                 [(self._field, f"chunk {chunk.index} holds NaN or infinite values; rows must be finite")]

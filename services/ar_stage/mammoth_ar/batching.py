@@ -213,6 +213,7 @@ class Batcher:
 
     async def _admit(self, ticket: Ticket) -> None:
         running = await self._run(self._engine.admit, ticket.sequence)
+        ticket.joined_at = asyncio.get_running_loop().time()
         self._jobs.append(_Job(ticket, running))
         self._waiting = [other for other in self._waiting if other is not ticket]
         self._tell_positions()

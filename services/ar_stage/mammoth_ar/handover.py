@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import time
 from collections.abc import AsyncGenerator, AsyncIterator, Sequence
 from typing import Any
 
@@ -63,7 +62,7 @@ class RowLog:
             negative_sha256=self._digests[RowChunk.PART_NEGATIVE].digest(),
         )
         self._messages.append(DenoiseRequest(end=end))
-        self.closed_at = time.perf_counter()
+        self.closed_at = asyncio.get_running_loop().time()
         self._wake()
 
     async def messages(self) -> AsyncIterator[DenoiseRequest]:

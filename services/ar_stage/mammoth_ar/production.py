@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-import time
 from collections.abc import AsyncIterator, Callable
 from contextlib import ExitStack, aclosing
 from dataclasses import dataclass
@@ -81,7 +80,7 @@ class Picture:
         self.index, self.sequence, self.log = index, sequence, log
         self.admitted: asyncio.Future[float | None] = asyncio.get_running_loop().create_future()
         self.history = History()
-        self.submitted_at = self.started_at = time.perf_counter()
+        self.submitted_at = self.started_at = _now()
         self.conditioned_at: float | None = None
         self.num_tokens = 0
         self.data = bytearray()
@@ -127,7 +126,7 @@ class Production:
             ticket = self._loaded.batcher.submit(picture.sequence)
             tickets.callback(ticket.cancel)
             submitted.append((picture, ticket))
-            picture.submitted_at = time.perf_counter()
+            picture.submitted_at = _now()
             picture.history.is_accepted = True
         known = [eta_s for eta_s in etas_s if eta_s is not None]
         eta_s = estimate_s + max(known) if estimate_s is not None and known else None
@@ -151,12 +150,11 @@ class Production:
                 case Queued(position):
                     self._emit(queued={"position": position, "image_index": picture.index})
                 case Progress(num_tokens, total):
-                    if num_tokens == 0:
-                        picture.started_at = time.perf_counter()
                     self._metrics.tokens.inc(num_tokens - picture.num_tokens)
                     picture.num_tokens = num_tokens
                     self._emit(ar_progress=ArProgress(tokens=num_tokens, total=total, image_index=picture.index))
                 case Rows():
+                    picture.started_at = ticket.joined_at or picture.started_at
                     rows = _to_wire(event)
                     self._metrics.conditioning_bytes.inc(rows.bits.nbytes)
                     picture.log.append(PARTS[event.kind], rows)
@@ -196,7 +194,7 @@ class Production:
 
     def _relay(self, picture: Picture, event: DenoiseEvent) -> Drawn | None:
         if picture.conditioned_at is None and not event.HasField("heartbeat"):
-            picture.conditioned_at = time.perf_counter()
+            picture.conditioned_at = _now()
             self._metrics.conditioning_transfer.observe(self._handover_s(picture))
             self._emit(conditioned=Conditioned(image_index=picture.index))
         match kind := event.WhichOneof("event"):
@@ -253,7 +251,11 @@ class Production:
 
     @property
     def _remaining_s(self) -> float:
-        return self._deadline_at - asyncio.get_running_loop().time()
+        return self._deadline_at - _now()
+
+
+def _now() -> float:
+    return asyncio.get_running_loop().time()
 
 
 def _to_wire(rows: Rows) -> tensors.Rows:

@@ -40,6 +40,7 @@ class Ticket:
     def __init__(self, sequence: Sequence, wake: Callable[[], None]) -> None:
         self.sequence = sequence
         self.is_over = False
+        self.joined_at: float | None = None  # loop time at which it left the queue
         self._wake = wake
         self._events: asyncio.Queue[Event | MammothError | None] = asyncio.Queue()
 

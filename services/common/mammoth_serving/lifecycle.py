@@ -6,6 +6,7 @@ A stage brings its services and its work; this module owns ports, health, signal
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import logging
 import os
@@ -173,6 +174,8 @@ async def _serve_until(stop: asyncio.Event, stage: Stage, gate: Gate, beacon: Be
         await asyncio.wait((start, stopped), return_when=asyncio.FIRST_COMPLETED)
         if start.done():
             start.result()
+            gc.collect()
+            gc.freeze()  # what loading left lives as long as the process: no collection need walk it in mid-stream
             vital = [asyncio.create_task(stage.run(), name="engine"), asyncio.create_task(beacon.watch(), name="watch")]
             gate.open()
             await beacon.show(serving=True)
