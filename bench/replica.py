@@ -37,6 +37,8 @@ class ReplicaSettings(ServingSettings):
 class Replica:
     """A stage as `serve` sees it."""
 
+    max_request_bytes = 4 * 2**20
+
     def __init__(self, settings: ReplicaSettings, gate: Gate) -> None:
         self.metrics = Metrics("dit")
         self._settings = settings

@@ -27,9 +27,9 @@ __all__ = [
 
 DOMAIN = "mammoth.dev"
 DETAILS_KEY = "grpc-status-details-bin"
-MAX_MESSAGE_CHARS = 1200
+MAX_MESSAGE_BYTES = 1000
 MAX_VIOLATIONS = 6
-MAX_VIOLATION_CHARS = 240
+MAX_TEXT_BYTES = 200
 
 logger = logging.getLogger(__name__)
 
@@ -173,21 +173,31 @@ FOREIGN: Mapping[grpc.StatusCode, type[MammothError]] = {
 
 def to_status(err: MammothError) -> status_pb2.Status:
     """Return `err` as google.rpc.Status, shortened so that the trailers stay under 4 KiB."""
-    metadata = {key: value[:MAX_VIOLATION_CHARS] for key, value in err.metadata.items()}
+    metadata = {key: _short(value, MAX_TEXT_BYTES) for key, value in err.metadata.items()}
     details: list[Any] = [error_details_pb2.ErrorInfo(reason=err.reason, domain=DOMAIN, metadata=metadata)]
     if err.violations:
         bad = error_details_pb2.BadRequest()
         for field, text in err.violations[:MAX_VIOLATIONS]:
-            bad.field_violations.add(field=field[:MAX_VIOLATION_CHARS], description=text[:MAX_VIOLATION_CHARS])
+            bad.field_violations.add(field=_short(field, MAX_TEXT_BYTES), description=_short(text, MAX_TEXT_BYTES))
         details.append(bad)
     if err.retry_after_s is not None:
         details.append(error_details_pb2.RetryInfo(retry_delay=duration(err.retry_after_s)))
-    status = status_pb2.Status(code=err.status.value[0], message=err.message[:MAX_MESSAGE_CHARS])
+    status = status_pb2.Status(code=err.status.value[0], message=_short(err.message, MAX_MESSAGE_BYTES))
     for detail in details:
         packed = AnyMessage()
         packed.Pack(detail)
         status.details.append(packed)
     return status
+
+
+def _short(text: str, max_bytes: int) -> str:
+    """Cut `text` so that it takes at most `max_bytes` in a trailer, where a byte that is not ASCII takes three."""
+    spent = 0
+    for index, char in enumerate(text):
+        spent += 1 if " " <= char <= "~" else 3 * len(char.encode(errors="replace"))
+        if spent > max_bytes:
+            return text[:index]
+    return text
 
 
 def from_status(code: grpc.StatusCode, message: str, status: status_pb2.Status | None) -> MammothError:
@@ -227,7 +237,7 @@ def from_rpc_error(err: grpc.RpcError | grpc.aio.AioRpcError) -> MammothError:
 async def abort(context: grpc.aio.ServicerContext[Any, Any], err: MammothError) -> None:
     """End the call with the status of `err` and its details. Never returns normally."""
     packed = to_status(err).SerializeToString()
-    await context.abort(err.status, err.message[:MAX_MESSAGE_CHARS], ((DETAILS_KEY, packed),))
+    await context.abort(err.status, _short(err.message, MAX_MESSAGE_BYTES), ((DETAILS_KEY, packed),))
 
 
 @asynccontextmanager

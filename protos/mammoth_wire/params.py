@@ -22,6 +22,7 @@ __all__ = [
 ]  # fmt: skip
 
 MAX_SEED = 2**63 - 1
+MAX_VIOLATIONS = 12  # named in one answer
 FIELDS = (
     "request_id", "prompt", "negative_prompt", "height", "width", "ar_height", "ar_width", "steps", "guidance", "cfg_range",
     "ar_guidance", "temperature", "top_k", "top_p", "seed", "num_images", "output_format", "labels",
@@ -39,13 +40,14 @@ class Bounds:
     max_pixels: int | None = 4 * 2**20
     max_steps: int | None = 200
     max_num_images: int = 8
+    max_guidance: float | None = 100.0
     max_prompt_bytes: int = 8192
     max_ar_side: int = 512
     max_labels: int = 16
     max_label_chars: int = 128
 
 
-UNBOUNDED = Bounds(max_side_px=None, max_pixels=None, max_steps=None)
+UNBOUNDED = Bounds(max_side_px=None, max_pixels=None, max_steps=None, max_guidance=None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +124,8 @@ class _Check:
         self.violations: list[tuple[str, str]] = []
 
     def refuse(self, name: str, text: str) -> None:
-        self.violations.append((name, text))
+        if len(self.violations) < MAX_VIOLATIONS:
+            self.violations.append((name, text))
 
     def integer(self, name: str, value: Any, low: int, high: int | None, unit: str = "a whole number") -> int:
         """Return `value` as an int within bounds; no boolean and no fraction is truncated."""
@@ -147,6 +150,12 @@ class _Check:
             self.refuse(name, f"{value!r:.40} is not {allowed}")
             return 0.0
         return number
+
+    def scale(self, name: str, value: Any, high: float | None) -> float:
+        """Return `value` as a guidance scale: from 0 to `high`, or any finite number where that bound is off."""
+        if high is None:
+            return self.real(name, value, lambda x: True, "a finite number")
+        return self.real(name, value, lambda x: 0 <= x <= high, f"a finite number from 0 to {high:g}")
 
     def done(self) -> None:
         if self.violations:
@@ -193,7 +202,7 @@ def _diffusion(request: Mapping[str, Any], defaults: Defaults, bounds: Bounds, c
     return Diffusion(
         height=height,
         width=width,
-        guidance=check.real("guidance", _or(guidance, defaults.guidance), lambda x: True, "a finite number"),
+        guidance=check.scale("guidance", _or(guidance, defaults.guidance), bounds.max_guidance),
         cfg_range=_range(check, _or(cfg_range, defaults.cfg_range)),
         steps=check.integer("steps", _or(steps, defaults.steps), 1, bounds.max_steps),
     )
@@ -242,7 +251,8 @@ def resolve_generation(
 def from_message(message: image_generation_pb2.GenerateRequest) -> dict[str, Any]:
     """Return the fields that the caller set; an unknown field (a newer client's) is kept, to be refused by name."""
     unknown = UnknownFieldSet(message)
-    fields: dict[str, Any] = {f"field {unknown[i].field_number}": True for i in range(len(unknown))}
+    num_named = min(len(unknown), MAX_VIOLATIONS)
+    fields: dict[str, Any] = {f"field {unknown[i].field_number}": True for i in range(num_named)}
     for descriptor, value in message.ListFields():
         repeated = descriptor.name == "cfg_range"
         fields[descriptor.name] = list(value) if repeated else dict(value) if descriptor.name == "labels" else value
@@ -292,10 +302,8 @@ def _conditioning(
             "ar_height", given.get("ar_height", max(1, diffusion.height // 16)), 1, bounds.max_ar_side
         ),
         ar_width=check.integer("ar_width", given.get("ar_width", max(1, diffusion.width // 16)), 1, bounds.max_ar_side),
-        ar_guidance=real("ar_guidance", defaults.ar_guidance, lambda x: x >= 0, "a finite number of at least 0"),
-        temperature=real(
-            "temperature", defaults.temperature, lambda x: x >= 0, "a finite number of at least 0 (0: greedy)"
-        ),
+        ar_guidance=check.scale("ar_guidance", given.get("ar_guidance", defaults.ar_guidance), bounds.max_guidance),
+        temperature=real("temperature", defaults.temperature, lambda x: 0 <= x <= 100, "from 0 (greedy) to 100"),
         top_k=check.integer("top_k", given.get("top_k", defaults.top_k), 0, 2**31 - 1, "0 (off) or a whole number"),
         top_p=real("top_p", defaults.top_p, lambda x: 0 < x <= 1, "above 0 and at most 1"),
         repetition_penalty=check.real("repetition_penalty", defaults.repetition_penalty, lambda x: x > 0, "above 0"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -291,9 +292,14 @@ def test_an_id_that_no_head_row_scores_is_never_drawn(checkpoint: Checkpoint) ->
     assert engine.scope.visual_end == config.vocab_size + config.gen_vocab_size
 
 
+async def at_once(fn, /, *args):
+    """A device worker that is never busy."""
+    return fn(*args)
+
+
 def test_measuring_gives_a_time_per_step_and_the_slots_back(checkpoint: Checkpoint) -> None:
     engine = tiny_engine(checkpoint, num_slots=3)
-    assert len(measure(engine, num_seqs=3, num_prompt_tokens=40, num_steps=2)) == 2
+    assert len(asyncio.run(measure(engine, at_once, num_seqs=3, num_prompt_tokens=40, num_steps=2))) == 2
     with pytest.raises(Overloaded):
-        measure(engine, num_seqs=4, num_prompt_tokens=40, num_steps=2)
+        asyncio.run(measure(engine, at_once, num_seqs=4, num_prompt_tokens=40, num_steps=2))
     assert engine.num_free_slots == 3

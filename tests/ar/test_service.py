@@ -212,10 +212,14 @@ async def test_nothing_is_decoded_for_a_picture_that_the_dit_refuses(serve_ar, s
 
 
 async def test_a_full_queue_says_when_to_come_back(serve_ar, dit):
-    async with serve_ar(dit.address, max_queue=1) as ar:
-        error = await Caller(ar).error(num_images=2)
-        assert isinstance(error, Overloaded)
-        assert error.retry_after_s > 0
+    async with serve_ar(dit.address, max_queue=2, capacity=1) as ar:
+        caller = Caller(ar)
+        running = [caller.call(seed=seed, ar_height=10, ar_width=10, num_images=2) for seed in (1,)]
+        assert (await running[0].read()).HasField("accepted")
+        errors = await asyncio.gather(*(caller.error(num_images=2, seed=seed) for seed in (3, 4)))
+        assert any(isinstance(error, Overloaded) and error.retry_after_s > 0 for error in errors)
+        assert isinstance(await caller.error(num_images=3), InvalidRequest)
+        running[0].cancel()
 
 
 async def test_no_replica_is_unavailable_with_a_hint_and_not_a_hang(serve_ar):
@@ -291,6 +295,38 @@ async def test_a_replica_that_cuts_the_stream_off_is_replaced(serve_ar, dit, cod
         async with serve_ar(f"127.0.0.1:{port},{dit.address}") as ar:
             assert await Caller(ar).pictures() == alone
         assert cutting.num_calls == 1
+    finally:
+        await server.stop(None)
+
+
+class Silent(diffusion_pb2_grpc.DiffusionServicer):
+    """Takes calls and never answers."""
+
+    async def Denoise(self, request_iterator, context):
+        await asyncio.Event().wait()
+
+
+class Full(diffusion_pb2_grpc.DiffusionServicer):
+    """Has no room."""
+
+    async def Denoise(self, request_iterator, context):
+        await abort(context, Overloaded("full", retry_after_s=5.0))
+
+
+@pytest.mark.parametrize("kind", [None, Silent, Full], ids=["dead", "hung", "full"])
+async def test_requests_do_not_suffer_from_one_useless_replica(serve_ar, dit, kind, monkeypatch):
+    monkeypatch.setattr("mammoth_ar.handover.ADMISSION_S", 0.3)
+    server = grpc.aio.server()
+    if kind is not None:
+        diffusion_pb2_grpc.add_DiffusionServicer_to_server(kind(), server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    if kind is None:
+        await server.stop(None)
+    try:
+        async with serve_ar(f"127.0.0.1:{port},{dit.address}") as ar:
+            caller = Caller(ar)
+            await asyncio.gather(*(caller.pictures(seed=seed, num_images=2) for seed in range(12)))
     finally:
         await server.stop(None)
 

@@ -191,12 +191,12 @@ async def test_a_full_queue_says_when_to_come_back():
     async with serving(SimulatedDevice(STEP_S), Policy(max_num_seqs=1), max_queue=1) as batcher:
         await batcher.submit(job("measured", steps=4)).result()
         await asyncio.sleep(1)
-        batcher.submit(job("a", steps=8))
+        batcher.submit(job("a", steps=4))
         await asyncio.sleep(0.1)
         batcher.submit(job("b", steps=4))
         with pytest.raises(Overloaded) as refused:
             batcher.submit(job("c"))
-        assert refused.value.retry_after_s == pytest.approx((8 + 4) * STEP_S / 2, rel=0.1)
+        assert refused.value.retry_after_s == pytest.approx((4 + 4) * STEP_S / 2, rel=0.1)
 
 
 async def test_a_bad_row_fails_alone():
@@ -282,7 +282,7 @@ async def test_limits_change_between_waves():
 
 async def test_a_snapshot_counts_what_waits_runs_and_was_measured():
     async with serving(SimulatedDevice(STEP_S), Policy(max_num_seqs=2)) as batcher:
-        assert batcher.eta_s(1) is None
+        assert batcher.eta_s(job("x", steps=2).key) is None
         await asyncio.gather(*[batcher.submit(job(name, steps=2)).result() for name in "ab"])
         await asyncio.sleep(0.1)
         for name in "cde":
@@ -292,7 +292,8 @@ async def test_a_snapshot_counts_what_waits_runs_and_was_measured():
         assert (seen.queue_depth, seen.in_flight, seen.policy.max_num_seqs) == (1, 2, 2)
         assert seen.pictures_per_s == pytest.approx(1.0)
         assert seen.idle_s == pytest.approx(0.5)
-        assert batcher.eta_s(job("x", steps=2).work) == pytest.approx(4.0)
+        assert batcher.eta_s(job("x", steps=2).key) == pytest.approx(4.0)
+        assert batcher.eta_s(job("x", steps=3).key) is None
         assert batcher.active_ids == {"c", "d", "e"}
 
 
@@ -320,7 +321,7 @@ async def test_two_hundred_random_leavers_leak_nothing():
         ends = await asyncio.gather(*[caller(index) for index in range(200)])
         await asyncio.sleep(1)
         seen = batcher.snapshot()
-        assert (seen.queue_depth, seen.in_flight, seen.active_work) == (0, 0, 0)
+        assert (seen.queue_depth, seen.in_flight) == (0, 0)
         assert not batcher.active_ids
     assert set(ends) == {Picture, Cancelled}
 

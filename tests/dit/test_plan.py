@@ -44,9 +44,7 @@ def keys(text: str) -> list[Waiting]:
         pytest.param("a", 1.050, Policy(4, 10.0), 1.000, 1.0, "a", id="a pause of 50 ms ends any wait"),
     ],
 )
-def test_a_wave_starts_when_waiting_cannot_pay(  # noqa: PLR0917
-    queue, now, policy, last_arrival_at, began_at, answer
-):
+def test_a_wave_starts_when_waiting_cannot_pay(queue, now, policy, last_arrival_at, began_at, answer):
     waiting = keys(queue)
     decision = plan(waiting, now, policy, last_arrival_at=last_arrival_at, began_at=began_at)
     if isinstance(answer, str):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import random
+from contextlib import suppress
 from dataclasses import dataclass, field
 
 import grpc
@@ -191,7 +192,7 @@ REFUSED_AT_BEGIN = [
     pytest.param(Sketch(guidance=float("inf")), InvalidRequest, "guidance: inf is not", id="guidance-infinite"),
     pytest.param(Sketch(cfg=(0.8, 0.2)), InvalidRequest, "cfg_range: [0.8, 0.2]", id="range-reversed"),
     pytest.param(Sketch(seed=-1), InvalidRequest, "seed: -1 is not", id="seed"),
-    pytest.param(Sketch(job_id=""), InvalidRequest, "job_id: is empty", id="no-id"),
+    pytest.param(Sketch(job_id=""), InvalidRequest, "job_id: 1 to 128 printable characters", id="no-id"),
     pytest.param(Sketch(begin={"contract": "rows-0/64/x"}), ContractMismatch, "rows-0/64/x", id="contract"),
     pytest.param(Sketch(begin={"rows": None}), InvalidRequest, "rows: missing", id="no-rows"),
     pytest.param(Sketch(begin={"answer_start_index": 96}), InvalidRequest, "answer_start_index: 96 is outside 0..95", id="answer-outside"),
@@ -343,6 +344,51 @@ async def test_a_caller_that_leaves_frees_its_place_within_a_step_and_nothing_le
     assert await caller.picture(Sketch())
 
 
+async def test_an_idle_replica_refuses_nothing_for_what_other_shapes_took(caller):
+    batcher = caller.served.stage.batcher
+    batcher._pace.measure((32, 48, 3), 1, 1e6)
+    assert batcher.eta_s((32, 48, 3)) > 1e5
+    await caller.picture(Sketch(), timeout=20)
+    assert batcher.eta_s((512, 512, 50)) is None
+
+
+async def test_an_accepted_picture_is_never_refused_for_load(serve_dit):
+    async with serve_dit(max_queue=1) as served:
+        caller, arrive = Caller(served), asyncio.Event()
+
+        async def late():
+            messages = Sketch(job_id="late").messages(caller.digest)
+            yield messages[0]
+            await arrive.wait()
+            for message in messages[1:]:
+                yield message
+
+        call = caller.stub.Denoise(late(), timeout=60)
+        await call.read()
+        served.stage.batcher._pace.measure((32, 48, 3), 1, 1e6)
+        arrive.set()
+        while (event := await call.read()) is not grpc.aio.EOF:
+            assert not event.HasField("failed")
+            last = event
+        assert last.HasField("drawn")
+
+
+async def test_a_stream_without_rows_keeps_its_place_no_longer_than_its_deadline(caller):
+    async def stalling():
+        yield Sketch().messages(caller.digest)[0]
+        await asyncio.Event().wait()
+
+    call = caller.stub.Denoise(stalling(), timeout=0.5)
+    events = []
+    with suppress(grpc.aio.AioRpcError):
+        while (event := await call.read()) is not grpc.aio.EOF:
+            events.append(event)
+    assert events[0].HasField("queued")
+    assert all("before all rows" in from_packed(event.failed.status).message for event in events[1:])
+    await idle(caller.served)
+    assert caller.served.stage._service.num_expected == 0
+
+
 async def test_limits_hold_from_the_next_wave_on(serve_dit):
     async with serve_dit(request_batch_max_wait_ms=2000.0, max_num_seqs=2) as served:
         caller = Caller(served)
@@ -361,3 +407,31 @@ async def test_a_profile_measures_every_shape_and_batch(dit):
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await control.Profile(control_pb2.ProfileRequest(shapes=request.shapes, batch_sizes=[9]))
     assert "batch_sizes: 9 is not from 1 to the capacity 8" in caught.value.details()
+
+
+@pytest.mark.parametrize(
+    ("fields", "text"),
+    [
+        pytest.param({"batch_sizes": [0]}, "batch_sizes: 0 is not from 1 to the capacity 8", id="zero"),
+        pytest.param({"steps": 2**31 - 1}, "steps: 2147483647 is not from 1 to 32", id="steps"),
+        pytest.param({"shapes": [control_pb2.Shape(height=32, width=32)] * 65}, "65 shapes x 1 batch sizes", id="many"),
+        pytest.param({"shapes": [control_pb2.Shape(height=33, width=32)]}, "height: 33 is not a multiple", id="shape"),
+    ],
+)
+async def test_a_profile_that_cannot_be_or_would_never_end_is_refused(dit, fields, text):
+    control = control_pb2_grpc.ControlStub(dit.control)
+    request = {"shapes": [control_pb2.Shape(height=32, width=32)], **fields}
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        await control.Profile(control_pb2.ProfileRequest(**request))
+    assert text in caught.value.details()
+
+
+async def test_pictures_are_drawn_in_between_a_profile_that_its_caller_can_leave(dit):
+    control = control_pb2_grpc.ControlStub(dit.control)
+    shapes = [control_pb2.Shape(height=128, width=128)] * 8
+    profile = control.Profile(control_pb2.ProfileRequest(shapes=shapes, batch_sizes=[8], steps=32))
+    await asyncio.sleep(0.05)
+    assert await Caller(dit).picture(Sketch())
+    assert not profile.done()
+    profile.cancel()
+    await idle(dit)

@@ -14,6 +14,7 @@ from dataclasses import replace
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from mammoth_serving.config import ConfigError, ServingSettings
 from mammoth_serving.control import ControlService, LiveLimits
@@ -30,6 +31,7 @@ class SlowStage(diffusion_pb2_grpc.DiffusionServicer):
     """A stage whose loading, work and progress the test holds in its hands."""
 
     capacity = 8
+    max_request_bytes = 2**20
 
     def __init__(self, gate: Gate) -> None:
         self.gate, self.metrics = gate, Metrics("dit")
@@ -37,11 +39,13 @@ class SlowStage(diffusion_pb2_grpc.DiffusionServicer):
         self.loaded, self.released, self.crash = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self.entered = asyncio.Event()
         self.stalled = 0.0
+        self.runs = self.reads = False
 
     async def start(self):
         await self.loaded.wait()
 
     async def run(self):
+        self.runs = True
         await self.crash.wait()
         raise RuntimeError("the device fell off the bus")
 
@@ -72,6 +76,8 @@ class SlowStage(diffusion_pb2_grpc.DiffusionServicer):
         async with as_status(context):
             with self.gate.entered():
                 self.entered.set()
+                if self.reads:
+                    await context.read()
                 await self.released.wait()
                 yield diffusion_pb2.DenoiseEvent(drawn=diffusion_pb2.Drawn(rgb_sha256="done"))
 
@@ -260,6 +266,51 @@ async def test_drain_by_control_refuses_new_work_and_stays_up(settings):
         served.stage.released.set()
         assert (await call.read()).drawn.rgb_sha256 == "done"
         assert (await served.commands.GetState(control_pb2.GetStateRequest())).draining
+
+
+async def test_other_limits_need_a_higher_epoch_and_a_repeat_is_welcome(settings):
+    async with serving(settings) as served:
+        await served.load()
+        for _ in range(2):
+            await served.commands.SetLimits(control_pb2.SetLimitsRequest(epoch=1, max_num_seqs=2))
+        with pytest.raises(grpc.aio.AioRpcError) as caught:
+            await served.commands.SetLimits(control_pb2.SetLimitsRequest(epoch=1, max_num_seqs=3))
+        assert isinstance(from_rpc_error(caught.value), StaleEpoch)
+
+
+async def test_control_before_loading_says_so_and_a_drain_then_holds(settings):
+    async with serving(settings) as served:
+        profile = served.commands.Profile(control_pb2.ProfileRequest(shapes=[control_pb2.Shape(height=16, width=16)]))
+        for call in (profile, served.commands.CheckTransport(control_pb2.CheckTransportRequest(address="x:1"))):
+            with pytest.raises(grpc.aio.AioRpcError) as caught:
+                await call
+            assert isinstance(from_rpc_error(caught.value), Unavailable)
+        await served.commands.Drain(control_pb2.DrainRequest())
+        served.stage.loaded.set()
+        async with asyncio.timeout(10):
+            while not served.stage.runs:
+                await asyncio.sleep(0.01)
+        await asyncio.sleep(0.05)
+        assert await served.health() == NOT_SERVING
+
+
+async def test_a_message_beyond_the_stage_s_limit_is_refused(settings):
+    async with serving(settings) as served:
+        await served.load()
+        served.stage.reads = True
+        begin = diffusion_pb2.Begin(job_id="x" * (SlowStage.max_request_bytes + 1))
+        request = iter([diffusion_pb2.DenoiseRequest(begin=begin)])
+        with pytest.raises(grpc.aio.AioRpcError):
+            await diffusion_pb2_grpc.DiffusionStub(served.public).Denoise(request).read()
+
+
+async def test_reflection_lists_the_services_when_it_is_on(settings):
+    async with serving(replace(settings, reflection=True)) as served:
+        stub = reflection_pb2_grpc.ServerReflectionStub(served.public)
+        call = stub.ServerReflectionInfo(iter([reflection_pb2.ServerReflectionRequest(list_services="")]))
+        reply = await call.read()
+        names = {service.name for service in reply.list_services_response.service}
+        assert names >= {"mammoth.v1.Diffusion", "grpc.health.v1.Health"}
 
 
 async def test_metrics_are_served_with_the_limits_in_force(settings):

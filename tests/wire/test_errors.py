@@ -7,6 +7,7 @@ import pytest
 
 from mammoth_wire import errors
 from mammoth_wire.errors import (
+    ContractMismatch,
     EngineFailed,
     InvalidRequest,
     MammothError,
@@ -91,6 +92,13 @@ async def test_trailers_stay_under_4_kib(failing_with):
     rpc_error = await failing_with(InvalidRequest([(f"field{i}", "x" * 5000) for i in range(100)]))
     assert sum(len(key) + len(value) for key, value in rpc_error.trailing_metadata()) < 4096
     assert len(rpc_error.details()) < 2048
+
+
+async def test_trailers_stay_under_4_kib_in_any_script(failing_with):
+    error = ContractMismatch("\u6771" * 50_000, theirs="\u4eac" * 50_000)
+    got = from_rpc_error(await failing_with(error))
+    assert isinstance(got, ContractMismatch)
+    assert got.message.startswith("\u6771\u6771")
 
 
 async def test_an_unreachable_server_is_unavailable():

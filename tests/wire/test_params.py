@@ -79,6 +79,7 @@ def test_zero_counts_as_set():
         pytest.param({"steps": 3.7}, "steps", "from 1 to 200", id="steps-a-fraction"),
         pytest.param({"guidance": math.nan}, "guidance", "a finite number", id="guidance-nan"),
         pytest.param({"guidance": math.inf}, "guidance", "a finite number", id="guidance-infinite"),
+        pytest.param({"guidance": 1e38}, "guidance", "from 0 to 100", id="guidance-beyond-drawing"),
         pytest.param({"guidance": "high"}, "guidance", "is text", id="guidance-as-text"),
         pytest.param({"guidance": True}, "guidance", "a finite number", id="guidance-a-boolean"),
         pytest.param({"cfg_range": [0.8, 0.2]}, "cfg_range", "0 <= start <= end <= 1", id="range-reversed"),
@@ -88,8 +89,8 @@ def test_zero_counts_as_set():
         pytest.param({"cfg_range": [0.5]}, "cfg_range", "two numbers", id="range-of-one"),
         pytest.param({"cfg_range": [0.1, math.nan]}, "cfg_range", "a finite number", id="range-with-nan"),
         pytest.param({"ar_height": 0}, "ar_height", "from 1 to 512", id="no-grid-rows"),
-        pytest.param({"ar_guidance": -1.0}, "ar_guidance", "at least 0", id="ar-guidance-negative"),
-        pytest.param({"temperature": -0.1}, "temperature", "at least 0", id="temperature-negative"),
+        pytest.param({"ar_guidance": -1.0}, "ar_guidance", "from 0 to 100", id="ar-guidance-negative"),
+        pytest.param({"temperature": -0.1}, "temperature", "from 0 (greedy) to 100", id="temperature-negative"),
         pytest.param({"top_k": -1}, "top_k", "0 (off)", id="top-k-negative"),
         pytest.param({"top_p": 0.0}, "top_p", "above 0 and at most 1", id="top-p-zero"),
         pytest.param({"top_p": 1.1}, "top_p", "above 0 and at most 1", id="top-p-above-one"),
@@ -157,3 +158,11 @@ def test_an_unknown_wire_field_is_refused_and_an_unset_one_is_absent():
     assert fields == {"prompt": "x", "guidance": 0.0, "field 503": True}
     with pytest.raises(InvalidRequest, match="field 503: unknown field"):
         resolve_generation(fields)
+
+
+def test_a_flood_of_unknown_fields_is_answered_briefly():
+    flood = image_generation_pb2.GenerateRequest(prompt="x")
+    flood.MergeFromString(b"".join(bytes([0xB8 | (i & 7), 0x1F, 0x01]) if not i & 7 else b"" for i in range(80_000)))
+    with pytest.raises(InvalidRequest) as caught:
+        resolve_generation(from_message(flood))
+    assert 1 <= len(caught.value.violations) <= 12

@@ -115,6 +115,10 @@ class Batcher:
         self._max_num_seqs = min(max_num_seqs, self._engine.num_slots)
         self._wakeup.set()
 
+    def wake(self) -> None:
+        """Look again: slots that somebody else held are free."""
+        self._wakeup.set()
+
     def submit(self, sequence: TokenSequence) -> Ticket:
         """Queue `sequence`. Raises InvalidRequest when it can never run, Overloaded when the queue is full."""
         if self._closed is not None:
@@ -176,7 +180,9 @@ class Batcher:
 
     async def _step(self) -> None:
         self._sweep()
-        action = plan(self._load(), max_num_seqs=self._max_num_seqs, num_slots=self._engine.num_slots)
+        load = self._load()
+        num_slots = load.rows_in_use + self._engine.num_free_slots  # a measurement may hold some
+        action = plan(load, max_num_seqs=self._max_num_seqs, num_slots=num_slots)
         match action:
             case "wait":
                 self._wakeup.clear()  # no await since the sweep: nothing can have arrived in between

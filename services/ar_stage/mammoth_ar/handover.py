@@ -13,13 +13,17 @@ from typing import Any
 
 import grpc.aio
 
-from mammoth_wire.errors import Unavailable, from_packed, from_rpc_error
+from mammoth_ar.replay import BUSY
+from mammoth_wire.errors import MammothError, Unavailable, from_packed, from_rpc_error
 from mammoth_wire.tensors import RowDigest, Rows, chunks
 from mammoth_wire.v1 import diffusion_pb2, diffusion_pb2_grpc
 from mammoth_wire.v1.diffusion_pb2 import DenoiseEvent, DenoiseRequest, RowChunk
 
 __all__ = ["Replicas", "RowLog"]
 
+ADMISSION_S = 5.0  # admission costs a replica no device work: a longer silence means that it hangs
+REST_S = 2.0
+NUM_BEHIND_A_NAME = 3
 HOP_MARGIN_S = 0.2  # of the caller's deadline, kept for the way back
 CHANNEL_OPTIONS = (
     ("grpc.keepalive_time_ms", 30_000),
@@ -85,27 +89,48 @@ class RowLog:
         grown.set()
 
 
+class Replica:
+    """A channel, and the loop time until which it is left alone because it did not answer."""
+
+    def __init__(self, target: str) -> None:
+        self.channel = grpc.aio.insecure_channel(target, options=CHANNEL_OPTIONS)
+        self.resting_until = 0.0
+
+
 class Replicas:
-    """Channels to the DiT replicas; owns whose turn it is."""
+    """Channels to the DiT replicas; owns whose turn it is. A target that is a name stands for any number of them."""
 
     def __init__(self, targets: Sequence[str]) -> None:
-        self._channels = [grpc.aio.insecure_channel(target, options=CHANNEL_OPTIONS) for target in targets]
-        self._turn = itertools.cycle(self._channels)
+        self._replicas = [Replica(target) for target in targets]
+        self._has_names = any("://" in target for target in targets)
+        self._turn = 0
+
+    @property
+    def num_replicas(self) -> int:
+        """How many replicas are worth asking; a guess where targets are names."""
+        return len(self._replicas) + (NUM_BEHIND_A_NAME - 1 if self._has_names else 0)
 
     async def denoise(self, log: RowLog, *, timeout_s: float) -> AsyncGenerator[DenoiseEvent, None]:
         """Stream `log` to the next replica and yield its events; Drawn is the last.
 
-        Raises the typed error that the replica, or the way to it, answered with.
+        Raises the typed error that the replica, or the way to it, answered with; Unavailable when it does not admit or
+        refuse within a few seconds.
         """
-        stub = diffusion_pb2_grpc.DiffusionStub(next(self._turn))
+        replica = self._next()
+        stub = diffusion_pb2_grpc.DiffusionStub(replica.channel)
         call: Any = stub.Denoise(log.messages(), timeout=max(0.001, timeout_s - HOP_MARGIN_S))
+        events = aiter(call)
         try:
-            async for event in call:
-                if event.HasField("failed"):
-                    raise from_packed(event.failed.status)
-                yield event
+            async with asyncio.timeout(ADMISSION_S) as patience:
+                async for event in events:
+                    patience.reschedule(None)
+                    if event.HasField("failed"):
+                        raise self._noted(replica, from_packed(event.failed.status))
+                    yield event
         except grpc.aio.AioRpcError as err:
-            raise from_rpc_error(err) from err
+            raise self._noted(replica, from_rpc_error(err)) from err
+        except TimeoutError as err:
+            raise self._noted(replica, Unavailable(f"a DiT replica did not answer within {ADMISSION_S:.0f} s")) from err
         except asyncio.CancelledError as err:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
@@ -115,5 +140,19 @@ class Replicas:
         finally:
             call.cancel()
 
+    def _next(self) -> Replica:
+        """Return the next replica in turn that is not resting, or the one that has rested longest."""
+        now = asyncio.get_running_loop().time()
+        order = self._replicas[self._turn :] + self._replicas[: self._turn]
+        chosen = min(order, key=lambda replica: max(replica.resting_until, now))
+        self._turn = (self._replicas.index(chosen) + 1) % len(self._replicas)
+        return chosen
+
+    def _noted(self, replica: Replica, error: MammothError) -> MammothError:
+        """Leave a replica alone for a moment that is away or full, so that those who come next are not sent there."""
+        if isinstance(error, (Unavailable, *BUSY)) and len(self._replicas) > 1:
+            replica.resting_until = asyncio.get_running_loop().time() + REST_S
+        return error
+
     async def close(self) -> None:
-        await asyncio.gather(*(channel.close() for channel in self._channels))
+        await asyncio.gather(*(replica.channel.close() for replica in self._replicas))

@@ -168,7 +168,13 @@ class Production:
                 return self._deliver(picture, await self._stream(picture))
             except MammothError as err:
                 picture.history.count(err)
-                delay_s = replay_delay_s(err, picture.history, remaining_s=self._remaining_s, jitter=random.random())
+                delay_s = replay_delay_s(
+                    err,
+                    picture.history,
+                    num_replicas=self._loaded.replicas.num_replicas,
+                    remaining_s=self._remaining_s,
+                    jitter=random.random(),
+                )
                 if delay_s is None:
                     raise
                 logger.warning("rows are replayed", extra={"image_index": picture.index, "because": err.message})

@@ -18,7 +18,7 @@ from mammoth_ar.production import Emit, Loaded, Production
 from mammoth_serving.calls import Call, accounted, beating
 from mammoth_serving.lifecycle import Gate
 from mammoth_serving.telemetry import Metrics, request_context, shape_class
-from mammoth_wire.errors import AlreadyRunning, DeadlineExceeded, MammothError, Overloaded
+from mammoth_wire.errors import AlreadyRunning, DeadlineExceeded, InvalidRequest, MammothError, Overloaded
 from mammoth_wire.params import MAX_SEED, Generation, from_message, resolve_generation
 from mammoth_wire.v1 import image_generation_pb2_grpc
 from mammoth_wire.v1.diffusion_pb2 import Heartbeat
@@ -62,6 +62,10 @@ class ImageGenerationService(image_generation_pb2_grpc.ImageGenerationServicer):
         order = order_of(generation, loaded.template, request_id=generation.request_id or str(uuid.uuid4()), seed=seed)
         if (err := loaded.refusal(order.sequences[0])) is not None:
             raise err
+        if len(order.sequences) > self._max_queue:
+            raise InvalidRequest(
+                [("num_images", f"{len(order.sequences)}; this deployment queues at most {self._max_queue}")]
+            )
         if loaded.batcher.snapshot().queue_depth + len(order.sequences) > self._max_queue:
             raise Overloaded(
                 f"no room for {len(order.sequences)} more pictures in a queue of {self._max_queue}",

@@ -24,18 +24,16 @@ from mammoth_ar.tokenizer import Tokenizer
 from mammoth_ar.transport import check_transport
 from mammoth_serving.checkpoint import Checkpoint
 from mammoth_serving.control import ControlService, LiveLimits
-from mammoth_serving.device import DeviceWorker
+from mammoth_serving.device import DeviceWorker, check_device
 from mammoth_serving.environment import describe
 from mammoth_serving.lifecycle import Gate
 from mammoth_serving.telemetry import Metrics
 from mammoth_wire.errors import InvalidRequest
-from mammoth_wire.params import Bounds, Defaults, resolve_generation
+from mammoth_wire.params import Bounds
 from mammoth_wire.tensors import CHUNK_ROWS, DTYPES, contract
 from mammoth_wire.v1 import control_pb2, control_pb2_grpc, image_generation_pb2_grpc
 
 __all__ = ["ArStage"]
-
-MAX_PROFILE_STEPS = 100
 
 logger = logging.getLogger(__name__)
 
@@ -43,10 +41,13 @@ logger = logging.getLogger(__name__)
 class ArStage:
     """The AR stage as `serve` and the Control service see it. `engine` and `batcher` exist once it has started."""
 
+    max_request_bytes = 64 * 2**10  # two prompts of 8 KiB and labels are far less
     engine: Engine
     batcher: Batcher
 
     def __init__(self, settings: ArSettings, gate: Gate) -> None:
+        """Raises ConfigError when a setting does not fit this machine or names no DiT replica."""
+        check_device(settings.device, torch.cuda.device_count() if torch.cuda.is_available() else 0)
         self.metrics = Metrics("ar")
         self.capacity = settings.capacity
         self.limits = LiveLimits(min(settings.max_num_seqs or settings.capacity, settings.capacity))
@@ -58,8 +59,7 @@ class ArStage:
     async def start(self) -> None:
         """Load the checkpoint and decode a few tokens."""
         checkpoint = await asyncio.to_thread(Checkpoint.open, self._settings.model)
-        defaults = Defaults.from_generation_config(checkpoint.generation)
-        resolve_generation({"prompt": "x"}, defaults=defaults)
+        defaults = checkpoint.defaults()
         config = LLMConfig.parse(checkpoint.config, head_alignment=self._settings.head_alignment)
         tokenizer = Tokenizer.open(
             checkpoint.path, gen_vocab_start_index=config.gen_vocab_start_index, family=config.family
@@ -67,7 +67,7 @@ class ArStage:
         template = PromptTemplate.open(checkpoint.path, tokenizer)
         scope = Scope.parse(checkpoint.generation, tokenizer.scope())
         self.engine = engine = await self._worker.run(self._load, checkpoint, scope)
-        await self._worker.run(measure, engine, num_seqs=1, num_prompt_tokens=8, num_steps=2)
+        await measure(engine, self._worker.run, num_seqs=1, num_prompt_tokens=8, num_steps=2)
         logger.info("warm", extra={"device": str(engine.device), "dtype": str(engine.dtype)})
         dtype = str(engine.dtype).removeprefix("torch.")
         self.batcher = Batcher(
@@ -138,14 +138,15 @@ class ArStage:
         most = self._settings.max_context - steps - 2
         if not 1 <= shape[0] <= most:
             raise InvalidRequest([("shapes.height", f"a context of {shape[0]} tokens is not from 1 to {most}")])
-        if not 1 <= steps <= MAX_PROFILE_STEPS:
-            raise InvalidRequest([("steps", f"{steps} is not from 1 to {MAX_PROFILE_STEPS}")])
-        return await self._worker.run(
-            measure, self.engine, num_seqs=batch_size, num_prompt_tokens=shape[0], num_steps=steps
-        )
+        try:
+            return await measure(
+                self.engine, self._worker.run, num_seqs=batch_size, num_prompt_tokens=shape[0], num_steps=steps
+            )
+        finally:
+            self.batcher.wake()
 
     async def check_transport(self, address: str) -> control_pb2.CheckTransportResponse:
-        assert self._service.loaded is not None, "the Control service answers after loading"
+        assert self._service.loaded is not None, "Control lets nobody through before loading"
         return await check_transport(address, self._service.loaded.layout, self.engine.scope)
 
     def _load(self, checkpoint: Checkpoint, scope: Scope) -> Engine:

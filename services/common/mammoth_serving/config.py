@@ -51,6 +51,7 @@ class ServingSettings:
         "work without progress for this long means a dead engine", default=120.0, low=1, high=3600
     )
     exactness: Literal["strict", "tolerant"] = setting("strict: bits never depend on company", default="strict")
+    stop_with_stdin: bool = setting("drain and stop when standard input closes: a parent holds it open", default=False)
     reflection: bool = setting("gRPC server reflection", default=False)
     log_level: Literal["debug", "info", "warning", "error"] = setting(
         "least severe level that is logged", default="info"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import logging
 import math
 from collections.abc import Sequence
@@ -12,12 +13,15 @@ import grpc.aio
 
 from mammoth_serving.lifecycle import Gate
 from mammoth_serving.telemetry import Metrics
-from mammoth_wire.errors import InvalidRequest, StaleEpoch, as_status
+from mammoth_wire.errors import InvalidRequest, StaleEpoch, Unavailable, as_status
 from mammoth_wire.v1 import control_pb2, control_pb2_grpc
 
 __all__ = ["ControlService", "Controlled", "LiveLimits"]
 
 MAX_WAIT_MS = 10_000.0
+MAX_MEASUREMENTS = 64
+MAX_PROFILE_STEPS = 32
+DEFAULT_PROFILE_STEPS = 3
 
 logger = logging.getLogger(__name__)
 
@@ -52,6 +56,20 @@ def updated(limits: LiveLimits, request: control_pb2.SetLimitsRequest, *, capaci
     return LiveLimits(seqs, wait_ms)
 
 
+def check_profile(num_shapes: int, batch_sizes: Sequence[int], steps: int, *, capacity: int) -> None:
+    """Raise InvalidRequest, naming the field and its range, for a profile that would take too long or cannot be."""
+    violations = []
+    if not 1 <= num_shapes * len(batch_sizes) <= MAX_MEASUREMENTS:
+        text = f"{num_shapes} shapes x {len(batch_sizes)} batch sizes: 1 to {MAX_MEASUREMENTS} measurements"
+        violations.append(("shapes", text))
+    if outside := [size for size in batch_sizes if not 1 <= size <= capacity]:
+        violations.append(("batch_sizes", f"{outside[0]} is not from 1 to the capacity {capacity}"))
+    if not 1 <= steps <= MAX_PROFILE_STEPS:
+        violations.append(("steps", f"{steps} is not from 1 to {MAX_PROFILE_STEPS}"))
+    if violations:
+        raise InvalidRequest(violations)
+
+
 class Controlled(Protocol):
     """A stage as the operator sees it."""
 
@@ -72,7 +90,7 @@ class Controlled(Protocol):
 
 
 class ControlService(control_pb2_grpc.ControlServicer):
-    """Owns the epoch of the live limits. An older epoch is refused; the one in force may be repeated."""
+    """Owns the epoch of the live limits. Other limits need a higher epoch; what is in force may be repeated."""
 
     def __init__(self, stage: Controlled, gate: Gate, metrics: Metrics) -> None:
         self._stage, self._gate, self._metrics = stage, gate, metrics
@@ -93,9 +111,9 @@ class ControlService(control_pb2_grpc.ControlServicer):
         self, request: control_pb2.SetLimitsRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> control_pb2.SetLimitsResponse:
         async with as_status(context):
-            if request.epoch < self._epoch:
-                raise StaleEpoch(f"epoch {request.epoch} is older than {self._epoch}", epoch=str(self._epoch))
             limits = updated(self._stage.limits, request, capacity=self._stage.capacity)
+            if request.epoch < self._epoch or (request.epoch == self._epoch and limits != self._stage.limits):
+                raise StaleEpoch(f"epoch {request.epoch} does not come after {self._epoch}", epoch=str(self._epoch))
             self._stage.apply_limits(limits)
             self._epoch = request.epoch
             self._show()
@@ -116,18 +134,27 @@ class ControlService(control_pb2_grpc.ControlServicer):
         self, request: control_pb2.ProfileRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> control_pb2.ProfileResponse:
         async with as_status(context):
+            self._require_loaded()
+            sizes, steps = list(request.batch_sizes) or [1], request.steps or DEFAULT_PROFILE_STEPS
+            check_profile(len(request.shapes), sizes, steps, capacity=self._stage.capacity)
             response = control_pb2.ProfileResponse(environment=self._stage.state().environment)
-            for shape in request.shapes:
-                for batch_size in request.batch_sizes or [1]:
-                    step_ms = await self._stage.profile((shape.height, shape.width), batch_size, request.steps or 3)
-                    response.measurements.add(shape=shape, batch_size=batch_size, step_ms=step_ms)
+            for shape, batch_size in itertools.product(request.shapes, sizes):
+                if self._gate.is_draining:
+                    raise Unavailable("draining")
+                step_ms = await self._stage.profile((shape.height, shape.width), batch_size, steps)
+                response.measurements.add(shape=shape, batch_size=batch_size, step_ms=step_ms)
         return response
 
     async def CheckTransport(
         self, request: control_pb2.CheckTransportRequest, context: grpc.aio.ServicerContext[Any, Any]
     ) -> control_pb2.CheckTransportResponse:
         async with as_status(context):
+            self._require_loaded()
             return await self._stage.check_transport(request.address)
+
+    def _require_loaded(self) -> None:
+        if not (self._gate.is_open or self._gate.is_draining):
+            raise Unavailable("loading the model", retry_after_s=1.0)
 
     def _show(self) -> None:
         limits = self._stage.limits

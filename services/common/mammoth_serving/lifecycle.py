@@ -11,6 +11,7 @@ import json
 import logging
 import os
 import signal
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -30,9 +31,9 @@ from mammoth_wire.errors import Unavailable
 __all__ = ["Gate", "Ports", "Stage", "serve"]
 
 WATCH_PERIOD_S = 1.0
+MAX_CONTROL_BYTES = 64 * 2**10
 SERVER_OPTIONS = (
     ("grpc.so_reuseport", 0),  # a taken port is an error, not a shared port
-    ("grpc.max_receive_message_length", 8 * 2**20),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.min_ping_interval_without_data_ms", 20_000),
     ("grpc.max_connection_age_ms", 30 * 60_000),
@@ -100,6 +101,7 @@ class Stage(Protocol):
     """What a stage brings to `serve`."""
 
     metrics: Metrics
+    max_request_bytes: int  # the largest message that the public port accepts
 
     async def start(self) -> None:
         """Load and warm up; raise when that fails."""
@@ -140,7 +142,10 @@ async def serve(stage: Stage, gate: Gate, settings: ServingSettings) -> None:
     signal exits at once.
     """
     health = grpc_health.aio.HealthServicer()
-    public, control, probes = (grpc.aio.server(options=SERVER_OPTIONS) for _ in range(3))
+    public, control, probes = (
+        grpc.aio.server(options=(*SERVER_OPTIONS, ("grpc.max_receive_message_length", size)))
+        for size in (stage.max_request_bytes, MAX_CONTROL_BYTES, MAX_CONTROL_BYTES)
+    )
     names = stage.register(public, control)
     for server in (public, probes):
         health_pb2_grpc.add_HealthServicer_to_server(health, server)
@@ -150,6 +155,8 @@ async def serve(stage: Stage, gate: Gate, settings: ServingSettings) -> None:
     await beacon.show(serving=False)
     ports, metrics_server = _bind(settings, stage.metrics, public, control, probes)
     stop = _signals()
+    if settings.stop_with_stdin:
+        _stop_with_stdin(stop)
     try:
         for server in (probes, control, public):
             await server.start()
@@ -178,7 +185,7 @@ async def _serve_until(stop: asyncio.Event, stage: Stage, gate: Gate, beacon: Be
             gc.freeze()  # what loading left lives as long as the process: no collection need walk it in mid-stream
             vital = [asyncio.create_task(stage.run(), name="engine"), asyncio.create_task(beacon.watch(), name="watch")]
             gate.open()
-            await beacon.show(serving=True)
+            await beacon.show(serving=gate.is_open)
             logger.info("serving")
             await asyncio.wait((*vital, stopped), return_when=asyncio.FIRST_COMPLETED)
             gate.drain()
@@ -253,6 +260,18 @@ def _bind(
     except OSError as err:
         raise ConfigError(f"--metrics-port: {settings.host}:{settings.metrics_port}: {err.strerror}") from err
     return Ports(port, control_port, health_port, server.server_port), server
+
+
+def _stop_with_stdin(stop: asyncio.Event) -> None:
+    """Set `stop` when standard input ends: whoever started us is gone, however it went."""
+    loop, stdin = asyncio.get_running_loop(), sys.stdin.fileno()
+
+    def on_readable() -> None:
+        if not os.read(stdin, 4096):
+            loop.remove_reader(stdin)
+            stop.set()
+
+    loop.add_reader(stdin, on_readable)
 
 
 def _signals() -> asyncio.Event:

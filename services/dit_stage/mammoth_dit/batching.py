@@ -13,6 +13,7 @@ from itertools import takewhile
 from typing import Generic, Protocol, TypeVar
 
 from mammoth_dit.jobs import Job, Outcome, Picture, Watch
+from mammoth_dit.pace import Key, Pace
 from mammoth_dit.tickets import Ticket
 from mammoth_wire.errors import AlreadyRunning, MammothError, Overloaded, Unavailable
 
@@ -105,8 +106,6 @@ class Snapshot:
     draining: bool
     idle_s: float
     pictures_per_s: float
-    work_per_s: float
-    active_work: int
 
 
 class Batcher:
@@ -124,7 +123,8 @@ class Batcher:
         self._changed = asyncio.Event()
         self._draining = False
         self._idle_since = self._last_arrival_at = self._last_progress_at = 0.0
-        self._pictures_per_s = self._work_per_s = 0.0
+        self._pictures_per_s = 0.0
+        self._pace = Pace()
 
     @property
     def last_progress_at(self) -> float:
@@ -185,13 +185,12 @@ class Batcher:
             draining=self._draining,
             idle_s=self._now() - self._last_progress_at,
             pictures_per_s=self._pictures_per_s,
-            work_per_s=self._work_per_s,
-            active_work=self._active_work(),
         )
 
-    def eta_s(self, work: int) -> float | None:
-        """Estimate the seconds until a job of `work` that came now would be done; None before the first wave."""
-        return (self._active_work() + work) / self._work_per_s if self._work_per_s else None
+    def eta_s(self, key: Key) -> float | None:
+        """Estimate the seconds until a picture of `key` that came now would be done; None before the first of its key."""
+        picture_s = self._pace.picture_s(key)
+        return None if picture_s is None else picture_s + self._ahead_s()
 
     async def run(self) -> None:
         """Serve until drained or cancelled. Whatever ends it, no job is left without an outcome.
@@ -278,18 +277,17 @@ class Batcher:
         elapsed_s = self._now() - began_at
         if not drawn or elapsed_s <= 0:
             return
-        weight = SMOOTHING if self._work_per_s else 1.0
+        self._pace.measure(drawn[0].key, len(drawn), elapsed_s)
+        weight = SMOOTHING if self._pictures_per_s else 1.0
         self._pictures_per_s += weight * (len(drawn) / elapsed_s - self._pictures_per_s)
-        self._work_per_s += weight * (sum(job.work for job in drawn) / elapsed_s - self._work_per_s)
 
-    def _active_work(self) -> int:
-        return sum(ticket.job.work for ticket in self._active.values())
+    def _ahead_s(self) -> float:
+        return self._pace.total_s(ticket.key for ticket in self._active.values())
 
     def retry_after_s(self) -> float:
-        """When about half of the work ahead will be done."""
-        if not self._work_per_s:
-            return UNMEASURED_RETRY_S
-        return min(MAX_RETRY_S, max(MIN_RETRY_S, self._active_work() / self._work_per_s / 2))
+        """Return when about half of the work ahead will be done."""
+        ahead_s = self._ahead_s()
+        return min(MAX_RETRY_S, max(MIN_RETRY_S, ahead_s / 2)) if ahead_s else UNMEASURED_RETRY_S
 
     def _progress(self) -> None:
         self._last_progress_at = self._now()

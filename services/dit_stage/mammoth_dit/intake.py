@@ -18,6 +18,7 @@ from mammoth_wire.v1 import diffusion_pb2, types_pb2
 
 __all__ = ["Intake", "ask_of"]
 
+MAX_CONTRACT_CHARS = 80  # of a contract that we do not know
 NEGATIVE = diffusion_pb2.RowChunk.PART_NEGATIVE
 CONDITION = diffusion_pb2.RowChunk.PART_CONDITION
 TORCH_TYPES = {
@@ -33,10 +34,9 @@ def ask_of(begin: diffusion_pb2.Begin, *, contract: str, bounds: Bounds, budget_
     Raises InvalidRequest for parameters outside `bounds`, ContractMismatch when the AR stage serves another model.
     """
     if begin.contract != contract:
-        text = f"the rows are of contract {begin.contract!r}, this replica serves {contract!r}"
-        raise ContractMismatch(text, ours=contract, theirs=begin.contract)
-    if not begin.job_id:
-        raise InvalidRequest([("job_id", "is empty")])
+        theirs = begin.contract[:MAX_CONTRACT_CHARS]
+        text = f"the rows are of contract {theirs!r}, this replica serves {contract!r}"
+        raise ContractMismatch(text, ours=contract, theirs=theirs)
     negative = tuple(begin.negative_rows.shape) if begin.HasField("negative_rows") else None
     return Ask(
         job_id=begin.job_id,

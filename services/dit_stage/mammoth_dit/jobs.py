@@ -13,7 +13,7 @@ from torch import Tensor
 from mammoth_wire.errors import MammothError
 from mammoth_wire.params import Diffusion
 
-__all__ = ["SILENT", "Job", "Outcome", "Picture", "Watch", "groups", "synthetic_job", "work"]
+__all__ = ["SILENT", "Job", "Outcome", "Picture", "Watch", "groups", "synthetic_job"]
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -36,11 +36,6 @@ class Job:
     def key(self) -> tuple[int, int, int]:
         """Height, width, steps: jobs of equal key may share a wave. Guidance, range, seed and lengths are a row's own."""
         return self.params.key
-
-    @property
-    def work(self) -> int:
-        """See `work`."""
-        return work(self.params)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -67,11 +62,6 @@ class Watch:
     on_step: Callable[[int, int, int], None]
     on_done: Callable[[int, Outcome], None]
     cancelled: Callable[[int], bool]
-
-
-def work(params: Diffusion) -> int:
-    """Return how much there is to draw, in pixels times steps: only good for comparing jobs."""
-    return params.height * params.width * params.steps
 
 
 SILENT = Watch(on_step=lambda *_: None, on_done=lambda *_: None, cancelled=lambda _: False)

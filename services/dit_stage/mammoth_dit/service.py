@@ -12,16 +12,17 @@ from typing import Any
 import grpc.aio
 
 from mammoth_dit import png
-from mammoth_dit.admission import Ask, Limits, Load, refusal
+from mammoth_dit.admission import IDLE, Ask, Limits, Load, refusal
 from mammoth_dit.batching import Batcher
 from mammoth_dit.intake import Intake, ask_of
-from mammoth_dit.jobs import Picture, work
+from mammoth_dit.jobs import Picture
+from mammoth_dit.pace import Key
 from mammoth_dit.tickets import Batched, Event, Queued, Step, Ticket
 from mammoth_serving.calls import Call, accounted, beating
 from mammoth_serving.lifecycle import Gate
 from mammoth_serving.telemetry import Metrics, request_context, shape_class
 from mammoth_wire.durations import duration
-from mammoth_wire.errors import DataLoss, InvalidRequest, MammothError, to_status
+from mammoth_wire.errors import DataLoss, DeadlineExceeded, InvalidRequest, MammothError, to_status
 from mammoth_wire.params import Bounds
 from mammoth_wire.v1 import diffusion_pb2, diffusion_pb2_grpc, types_pb2
 from mammoth_wire.v1.diffusion_pb2 import DenoiseEvent, DenoiseRequest
@@ -29,6 +30,8 @@ from mammoth_wire.v1.diffusion_pb2 import DenoiseEvent, DenoiseRequest
 __all__ = ["DiffusionService", "Loaded"]
 
 IMAGE_CHUNK_BYTES = 2**20
+MAX_JOB_ID_CHARS = 128
+FIRST_MESSAGE_S = 10.0
 DEADLINE_MARGIN_S = 0.1  # our own error, which names the stage, comes before the transport's
 Context = grpc.aio.ServicerContext[DenoiseRequest, DenoiseEvent]
 
@@ -72,22 +75,34 @@ class DiffusionService(diffusion_pb2_grpc.DiffusionServicer):
 
     async def _serve(self, call: Call, context: Context) -> None:
         assert self.loaded is not None, "the gate opens after loading"
-        begin = (await _read(context, "begin")).begin
+        try:
+            async with asyncio.timeout(FIRST_MESSAGE_S):
+                begin = (await _read(context, "begin")).begin
+        except TimeoutError:
+            raise DeadlineExceeded(f"no begin within {FIRST_MESSAGE_S:.0f} s", stage="admission") from None
+        if not (0 < len(begin.job_id) <= MAX_JOB_ID_CHARS and begin.job_id.isprintable()):
+            raise InvalidRequest([("job_id", f"1 to {MAX_JOB_ID_CHARS} printable characters, not {len(begin.job_id)}")])
         with request_context(begin.job_id):
             await Drawing(self, self.loaded, begin, call, context).run()
 
     def admit(self, loaded: Loaded, ask: Ask) -> None:
-        """Raise the first reason not to take `ask`, whose rows may still be to come."""
-        batcher, is_expected = loaded.batcher, ask.job_id in self._expected
+        """Raise the first reason not to take `ask`, whose rows are still to come."""
+        batcher = loaded.batcher
         snapshot = batcher.snapshot()
         load = Load(
-            active_ids=batcher.active_ids | (frozenset() if is_expected else self._expected),
-            queue_depth=snapshot.queue_depth + self.num_expected - is_expected,
+            active_ids=batcher.active_ids | self._expected,
+            queue_depth=snapshot.queue_depth + self.num_expected,
             max_queue=self._max_queue,
-            eta_s=batcher.eta_s(work(ask.params)),
+            eta_s=batcher.eta_s(ask.params.key) if batcher.active_ids else None,  # an idle replica finds out
             retry_after_s=batcher.retry_after_s(),
         )
         if (err := refusal(ask, load, loaded.limits)) is not None:
+            self._metrics.rejected(err.reason).inc()
+            raise err
+
+    def check(self, loaded: Loaded, ask: Ask) -> None:
+        """Raise what only the complete rows of an admitted picture can show to be wrong; load is no reason any more."""
+        if (err := refusal(ask, IDLE, loaded.limits)) is not None:
             self._metrics.rejected(err.reason).inc()
             raise err
 
@@ -120,13 +135,13 @@ class Drawing:
         intake = Intake(begin, ask, self._loaded.limits)
         self._service.expect(begin.job_id)
         try:
-            await self._write(queued=self._queued(self._loaded.batcher.snapshot().queue_depth, work(ask.params)))
+            await self._write(queued=self._queued(self._loaded.batcher.snapshot().queue_depth, ask.params.key))
             end = await self._receive(intake)
             ask, job = intake.finish(end)
-            self._service.admit(self._loaded, ask)
+            self._service.check(self._loaded, ask)
             if begin.probe:
                 return await self._write(drawn=diffusion_pb2.Drawn(rows_sha256=end.sha256.hex()))
-            ticket = self._loaded.batcher.submit(job, deadline_at=self._call.deadline_at - DEADLINE_MARGIN_S)
+            ticket = self._loaded.batcher.submit(job, deadline_at=self._deadline_at)
         finally:
             self._service.arrived(begin.job_id)
         try:
@@ -137,15 +152,23 @@ class Drawing:
             ticket.cancel()
         return None
 
+    @property
+    def _deadline_at(self) -> float:
+        return self._call.deadline_at - DEADLINE_MARGIN_S
+
     async def _receive(self, intake: Intake) -> diffusion_pb2.End:
-        while (message := await _read(self._context, "rows", "end")).HasField("rows"):
-            self._metrics.conditioning_bytes.inc(intake.take(message.rows))
+        try:
+            async with asyncio.timeout_at(self._deadline_at):
+                while (message := await _read(self._context, "rows", "end")).HasField("rows"):
+                    self._metrics.conditioning_bytes.inc(intake.take(message.rows))
+        except TimeoutError:
+            raise DeadlineExceeded("the deadline passed before all rows had arrived", stage="rows") from None
         return message.end
 
     async def _relay(self, event: Event | None, ticket: Ticket) -> None:
         match event:
             case Queued(position):
-                await self._write(queued=self._queued(position, ticket.job.work))
+                await self._write(queued=self._queued(position, ticket.key))
             case Batched(size):
                 self._metrics.queue_wait.observe(ticket.waited_s)
                 self._metrics.batch_size.observe(size)
@@ -198,9 +221,9 @@ class Drawing:
             },
         )
 
-    def _queued(self, position: int, pending: int) -> diffusion_pb2.Queued:
+    def _queued(self, position: int, key: Key) -> diffusion_pb2.Queued:
         batcher = self._loaded.batcher
-        snapshot, eta_s = batcher.snapshot(), batcher.eta_s(pending)
+        snapshot, eta_s = batcher.snapshot(), batcher.eta_s(key)
         return diffusion_pb2.Queued(
             position=position,
             eta=duration(eta_s),

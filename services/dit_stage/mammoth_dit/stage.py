@@ -17,19 +17,18 @@ from mammoth_dit.service import DiffusionService, Loaded
 from mammoth_dit.settings import DitSettings, parse_sizes
 from mammoth_serving.checkpoint import Checkpoint
 from mammoth_serving.control import ControlService, LiveLimits
-from mammoth_serving.device import DeviceWorker
+from mammoth_serving.device import DeviceWorker, check_device
 from mammoth_serving.environment import describe
 from mammoth_serving.lifecycle import Gate
 from mammoth_serving.telemetry import Metrics
 from mammoth_wire.errors import InvalidRequest
-from mammoth_wire.params import Defaults, resolve_generation
+from mammoth_wire.params import resolve_generation
 from mammoth_wire.tensors import contract
 from mammoth_wire.v1 import control_pb2, control_pb2_grpc, diffusion_pb2_grpc
 
 __all__ = ["DitStage"]
 
 WIDEST_ITEM_BYTES = 4
-MAX_PROFILE_STEPS = 100
 
 logger = logging.getLogger(__name__)
 
@@ -37,10 +36,13 @@ logger = logging.getLogger(__name__)
 class DitStage:
     """The DiT stage as `serve` and the Control service see it. `engine` and `batcher` exist once it has started."""
 
+    max_request_bytes = 4 * 2**20  # a chunk of rows is at most 2 MiB
     engine: Engine
     batcher: Batcher
 
     def __init__(self, settings: DitSettings, gate: Gate) -> None:
+        """Raises ConfigError when a setting does not fit this machine."""
+        check_device(settings.device, torch.cuda.device_count() if torch.cuda.is_available() else 0)
         self.metrics = Metrics("dit")
         self.capacity = settings.capacity
         cap = min(settings.max_num_seqs or settings.capacity, settings.capacity)
@@ -52,7 +54,7 @@ class DitStage:
     async def start(self) -> None:
         """Load the checkpoint and draw a picture of every warm size."""
         checkpoint = await asyncio.to_thread(Checkpoint.open, self._settings.model)
-        default = resolve_generation({"prompt": "x"}, defaults=Defaults.from_generation_config(checkpoint.generation))
+        default = resolve_generation({"prompt": "x"}, defaults=checkpoint.defaults())
         sizes = parse_sizes(self._settings.warm_sizes) or [(default.diffusion.height, default.diffusion.width)]
         self.engine = engine = await self._worker.run(self._load, checkpoint)
         await self._worker.run(engine.warm_up, sizes)
@@ -110,13 +112,13 @@ class DitStage:
             self.batcher.set_limits(max_num_seqs=limits.max_num_seqs, max_wait_s=_seconds(limits))
 
     async def profile(self, shape: tuple[int, int], batch_size: int, steps: int) -> Sequence[float]:
-        """Measure guided steps of `batch_size` synthetic pictures between two waves."""
+        """Measure guided steps of `batch_size` synthetic pictures, one device call a step, so that waves run in between."""
         resolve_generation({"prompt": "x", "height": shape[0], "width": shape[1]})
-        if not 1 <= batch_size <= self.capacity:
-            raise InvalidRequest([("batch_sizes", f"{batch_size} is not from 1 to the capacity {self.capacity}")])
-        if not 1 <= steps <= MAX_PROFILE_STEPS:
-            raise InvalidRequest([("steps", f"{steps} is not from 1 to {MAX_PROFILE_STEPS}")])
-        return await self._worker.run(self.engine.measure, shape[0], shape[1], batch_size, steps)
+        return [
+            step_ms
+            for _ in range(steps)
+            for step_ms in await self._worker.run(self.engine.measure, shape[0], shape[1], batch_size, 1)
+        ]
 
     async def check_transport(self, address: str) -> control_pb2.CheckTransportResponse:
         raise InvalidRequest([("address", "only the AR stage sends rows; ask one of its pods")])
