@@ -75,11 +75,44 @@ def test_the_checkpoints_template_decides_the_order(tmp_path: Path, tokenizer: T
         pytest.param(
             "{{ messages.__class__.__mro__ }}{{ messages.clear() }}", "chat template", id="leaves-the-sandbox"
         ),
+        pytest.param("{{ 1 / 0 }}", "division by zero", id="divides-by-zero"),
+        pytest.param("{% for i in range(10 ** 9) %}a{% endfor %}", "Range too big", id="counts-too-far"),
+        pytest.param("{% macro a() %}{{ a() }}{% endmacro %}{{ a() }}", "recursion", id="calls-itself"),
+        pytest.param("{{ '{1}'.format(1) }}", "chat template", id="lacks-an-argument"),
+        pytest.param("{{ " + "(" * 5000 + "1" + ")" * 5000 + " }}", "chat template", id="too-deep"),
     ],
 )
 def test_a_template_that_cannot_work_is_refused_at_start(tokenizer: Tokenizer, source: str, text: str) -> None:
     with pytest.raises(CheckpointError, match=text):
         PromptTemplate(source, tokenizer)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "text"),
+    [
+        pytest.param("chat_template.jinja", b"\xff", "not UTF-8", id="template-no-text"),
+        pytest.param("chat_template.jinja", None, "Is a directory", id="template-a-folder"),
+        pytest.param("tokenizer_config.json", b"\xff", "not JSON", id="config-no-text"),
+        pytest.param("tokenizer_config.json", b"[" * 200_000, "not JSON", id="config-too-deep"),
+        pytest.param("tokenizer_config.json", b"[]", "an object is expected, not list", id="config-a-list"),
+        pytest.param("tokenizer_config.json", None, "Is a directory", id="config-a-folder"),
+        pytest.param(
+            "tokenizer_config.json", b'{"chat_template": ["a"]}', "an object is expected, not str", id="a-list-of-texts"
+        ),
+        pytest.param(
+            "tokenizer_config.json",
+            b'{"chat_template": [{"name": [1]}, {"name": "default", "template": 5}]}',
+            "a string is expected, not int",
+            id="a-template-that-is-no-text",
+        ),
+    ],
+)
+def test_an_unreadable_template_file_is_named(
+    tmp_path: Path, tokenizer: Tokenizer, name: str, content: bytes | None, text: str
+) -> None:
+    (tmp_path / name).mkdir() if content is None else (tmp_path / name).write_bytes(content)
+    with pytest.raises(CheckpointError, match=f"{name}: .*{text}"):
+        PromptTemplate.open(tmp_path, tokenizer)
 
 
 @pytest.mark.parametrize(
@@ -149,14 +182,20 @@ def test_released_vocabularies_are_numbered_as_published(family: Family, index: 
         pytest.param("mammothu.tiktoken", "IQ== x\n", "line 1", id="rank-is-no-number"),
         pytest.param("mammothu.tiktoken", "!!! 0\n", "line 1", id="token-is-no-base64"),
         pytest.param("mammothu.tiktoken", "IQ== 1\n", "without gaps", id="rank-missing"),
+        pytest.param("mammothu.tiktoken", "", "256 of the 256 single bytes", id="no-ranks"),
+        pytest.param("mammothu.tiktoken", "IQ== 0\n", "255 of the 256 single bytes have no rank", id="bytes-missing"),
+        pytest.param("mammothu_vision_tokens.txt", b"\xff\xfe", "not UTF-8", id="vision-no-text"),
         pytest.param("mammothu_vision_tokens.txt", "<|a|>\n<|a|>\n", "listed twice", id="token-twice"),
-        pytest.param("mammothu.tiktoken", None, "mammothu.tiktoken", id="file-missing"),
+        pytest.param("mammothu.tiktoken", None, "No such file", id="file-missing"),
     ],
 )
-def test_a_damaged_tokenizer_file_is_named(tmp_path: Path, name: str, content: str | None, text: str) -> None:
+def test_a_damaged_tokenizer_file_is_named(tmp_path: Path, name: str, content: str | bytes | None, text: str) -> None:
     path = make_checkpoint(tmp_path).path
-    (path / name).unlink() if content is None else (path / name).write_text(content)
-    with pytest.raises(CheckpointError, match=text):
+    if content is None:
+        (path / name).unlink()
+    else:
+        (path / name).write_bytes(content.encode() if isinstance(content, str) else content)
+    with pytest.raises(CheckpointError, match=f"{name}: .*{text}"):
         Tokenizer.open(path, gen_vocab_start_index=512, family="preview")
 
 

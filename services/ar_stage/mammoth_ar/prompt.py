@@ -9,7 +9,6 @@ placeholder and cut at its special tokens before the user's text goes in, so tha
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
@@ -20,7 +19,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from mammoth_ar.conditioning import Grid
 from mammoth_ar.tokenizer import Tokenizer
-from mammoth_serving.checkpoint import CheckpointError
+from mammoth_serving.files import CheckpointError, as_object, read_object, read_text
 from mammoth_wire.errors import InvalidRequest
 
 __all__ = ["Prompt", "PromptTemplate", "violations"]
@@ -33,6 +32,9 @@ DEFAULT_TEMPLATE = (
     "{% if add_generation_prompt %}<|im_start|>assistant\n"
     "<|image start|>{{ ar_width }}*{{ ar_height }}<|image token|>{% endif %}"
 )
+TEMPLATE_ERRORS = (  # a template is a program: these are what its expressions raise in the sandbox, or when compiled
+    TemplateError, ArithmeticError, AttributeError, LookupError, MemoryError, RuntimeError, SyntaxError, TypeError, ValueError,
+)  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,8 +61,8 @@ class PromptTemplate:
         self._tokenizer = tokenizer
         try:
             self._template = environment.from_string(source)
-        except TemplateError as err:
-            raise CheckpointError(f"chat template: {err}") from err
+        except TEMPLATE_ERRORS as err:
+            raise _unusable(err) from err
         self._pieces(Grid(1, 1))
         self._pieces(None)
 
@@ -89,8 +91,8 @@ class PromptTemplate:
             text = self._template.render(
                 messages=messages, add_generation_prompt=generates, t2i_generate=generates, **variables
             )
-        except (TemplateError, TypeError, ValueError) as err:
-            raise CheckpointError(f"chat template: {err}") from err
+        except TEMPLATE_ERRORS as err:
+            raise _unusable(err) from err
         if text.count(USER_TEXT) != 1:
             raise CheckpointError("chat template: it does not hold the user's text exactly once")
         return self._tokenizer.split(text)
@@ -110,19 +112,21 @@ class PromptTemplate:
 def _template_source(path: Path) -> str | None:
     template = path / "chat_template.jinja"
     if template.exists():
-        return template.read_text()
+        return read_text(template)
     config = path / "tokenizer_config.json"
     if not config.exists():
         return None
-    try:
-        found = json.loads(config.read_text()).get("chat_template")
-    except (ValueError, AttributeError) as err:
-        raise CheckpointError(f"{config}: not a JSON object: {err}") from err
-    if isinstance(found, list):  # several named templates
-        found = {entry.get("name"): entry.get("template") for entry in found}.get("default")
+    found = read_object(config).get("chat_template")
+    if isinstance(found, list):
+        named = [as_object(entry, f"{config}: chat_template") for entry in found]
+        found = next((entry.get("template") for entry in named if entry.get("name") == "default"), None)
     if found is not None and not isinstance(found, str):
         raise CheckpointError(f"{config}: chat_template: a string is expected, not {type(found).__name__}")
     return found
+
+
+def _unusable(err: BaseException) -> CheckpointError:
+    return CheckpointError(f"chat template: {str(err) or type(err).__name__}")
 
 
 def _raise(message: str) -> NoReturn:

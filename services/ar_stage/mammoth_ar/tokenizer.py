@@ -22,7 +22,7 @@ import tiktoken
 
 from mammoth_ar.conditioning import Scope
 from mammoth_ar.model.config import Family
-from mammoth_serving.checkpoint import CheckpointError
+from mammoth_serving.files import CheckpointError, read_bytes, read_text
 
 __all__ = ["END_OF_LINE", "Tokenizer"]
 
@@ -61,7 +61,7 @@ class Tokenizer:
     def open(cls, path: Path, *, gen_vocab_start_index: int, family: Family) -> Tokenizer:
         """Read the two files in the folder `path`; CheckpointError when one is absent or does not fit the vocabulary."""
         ranks = _read_ranks(path / RANKS_NAME)
-        vision = [line.strip() for line in _read(path / VISION_NAME).decode().splitlines() if line.strip()]
+        vision = [line.strip() for line in read_text(path / VISION_NAME).splitlines() if line.strip()]
         names = special_names(len(ranks), gen_vocab_start_index, family, vision)
         specials = {name: len(ranks) + offset for offset, name in enumerate(names)}
         if len(specials) != len(names):
@@ -117,7 +117,7 @@ def special_names(num_ranks: int, gen_vocab_start_index: int, family: Family, vi
 
 def _read_ranks(path: Path) -> dict[bytes, int]:
     ranks: dict[bytes, int] = {}
-    for number, line in enumerate(_read(path).splitlines(), start=1):
+    for number, line in enumerate(read_bytes(path).splitlines(), start=1):
         if not line:
             continue
         try:
@@ -127,11 +127,6 @@ def _read_ranks(path: Path) -> dict[bytes, int]:
             raise CheckpointError(f"{path}: line {number} is no base64 token and rank") from err
     if sorted(ranks.values()) != list(range(len(ranks))):
         raise CheckpointError(f"{path}: ranks do not count from 0 without gaps")
+    if absent := [byte for byte in range(256) if bytes([byte]) not in ranks]:
+        raise CheckpointError(f"{path}: {len(absent)} of the 256 single bytes have no rank, such as {absent[0]:#04x}")
     return ranks
-
-
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as err:
-        raise CheckpointError(f"{path}: {err.strerror or err}") from err

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,18 +17,18 @@ from typing import Any
 
 from safetensors import safe_open
 
+from mammoth_serving.files import CheckpointError, as_object, parse_object, read_bytes, read_object
+from mammoth_serving.shards import FLOATS, Shard, Stored
+from mammoth_wire.errors import InvalidRequest
+from mammoth_wire.params import Defaults, resolve_generation
+
 __all__ = ["Checkpoint", "CheckpointError", "write_index"]
 
 INDEX_NAME = "model.safetensors.index.json"
 SINGLE_NAME = "model.safetensors"
-MAX_HEADER_BYTES = 100 * 2**20  # the safetensors format's own limit
-ITEM_BYTES = {"F64": 8, "F32": 4, "BF16": 2, "F16": 2, "I64": 8, "I32": 4, "I16": 2, "I8": 1, "U8": 1, "BOOL": 1,
-              "F8_E4M3": 1, "F8_E5M2": 1}  # fmt: skip
+GENERATION_NAME = "t2i_generation_config.json"
+GENERATION_NUMBERS = ("height", "width", "temperature", "top_k", "top_p", "repetition_penalty")
 NUM_NAMED = 6  # problems spelled out in one error; the rest is counted
-
-
-class CheckpointError(ValueError):
-    """A folder that is no usable checkpoint. The message names the file and every offending key."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +42,7 @@ class Checkpoint:
     config: Mapping[str, Any]
     generation: Mapping[str, Any]
     digest: str
-    _shapes: Mapping[str, tuple[int, ...]]
+    _tensors: Mapping[str, Stored]
     _shard_of: Mapping[str, str]
 
     @classmethod
@@ -53,46 +52,65 @@ class Checkpoint:
         Raises CheckpointError when the folder is missing, a file is absent, truncated or not what its name says.
         """
         path = _local(source)
-        config_bytes = _read(path / "config.json")
+        config_bytes = read_bytes(path / "config.json")
         digest = hashlib.sha256(config_bytes)
         index_path = path / INDEX_NAME
         if index_path.exists():
-            index_bytes = _read(index_path)
+            index_bytes = read_bytes(index_path)
             digest.update(index_bytes)
-            weight_map = _object(_json(index_path, index_bytes).get("weight_map"), f"{index_path}: weight_map")
+            weight_map = as_object(
+                parse_object(index_bytes, str(index_path)).get("weight_map"), f"{index_path}: weight_map"
+            )
             shards = sorted({str(shard) for shard in weight_map.values()})
         elif (path / SINGLE_NAME).exists():
             weight_map, shards = None, [SINGLE_NAME]
         else:
             raise CheckpointError(f"{path}: neither {INDEX_NAME} nor {SINGLE_NAME} is there")
-        shapes: dict[str, tuple[int, ...]] = {}
+        tensors: dict[str, Stored] = {}
         shard_of: dict[str, str] = {}
-        for shard in shards:
-            if Path(shard).name != shard:
-                raise CheckpointError(f"{index_path}: shard name {shard!r} leaves the folder")
-            header, found = _header(path / shard)
-            digest.update(header)
-            shapes |= found
-            shard_of |= dict.fromkeys(found, shard)
+        for name in shards:
+            if Path(name).name != name or not name.isprintable():
+                raise CheckpointError(f"{index_path}: shard name {name!r} is no name of a file in the folder")
+            shard = Shard.open(path / name)
+            digest.update(shard.header)
+            tensors |= shard.tensors
+            shard_of |= dict.fromkeys(shard.tensors, name)
         if weight_map is not None:
             _agree(index_path, {str(name): str(shard) for name, shard in weight_map.items()}, shard_of)
-        generation_path = path / "t2i_generation_config.json"
+        generation_path = path / GENERATION_NAME
         return cls(
             path=path,
-            config=_json(path / "config.json", config_bytes),
-            generation=_json(generation_path, _read(generation_path)) if generation_path.exists() else {},
+            config=parse_object(config_bytes, str(path / "config.json")),
+            generation=read_object(generation_path) if generation_path.exists() else {},
             digest=digest.hexdigest(),
-            _shapes=shapes,
+            _tensors=tensors,
             _shard_of=shard_of,
         )
 
     def names(self, prefix: str = "") -> list[str]:
         """Return the stored tensor names that start with `prefix`, sorted."""
-        return sorted(name for name in self._shapes if name.startswith(prefix))
+        return sorted(name for name in self._tensors if name.startswith(prefix))
 
     def shape(self, name: str) -> tuple[int, ...]:
         """Return the shape of the stored tensor `name`; KeyError when it is not there."""
-        return self._shapes[name]
+        return self._tensors[name].shape
+
+    def defaults(self) -> Defaults:
+        """Return the values of fields that a request leaves out: ours, where t2i_generation_config.json sets none.
+
+        Raises CheckpointError naming the file, every unusable key and what it may be.
+        """
+        path = self.path / GENERATION_NAME
+        try:
+            defaults = Defaults.from_generation_config(self.generation)
+            resolve_generation({"prompt": "x"}, defaults=defaults)
+        except InvalidRequest as err:
+            raise CheckpointError(f"{path}: {err}") from err
+        if quoted := [key for key in GENERATION_NUMBERS if isinstance(self.generation.get(key), str)]:
+            raise CheckpointError(f"{path}: {quoted[0]}: {self.generation[quoted[0]]!r} is text, not a number")
+        if not isinstance(do_sample := self.generation.get("do_sample"), bool | None):
+            raise CheckpointError(f"{path}: do_sample: {do_sample!r:.40} is not true or false")
+        return defaults
 
     def check(
         self,
@@ -105,18 +123,17 @@ class Checkpoint:
         """Return {stored name: expected name}; raise CheckpointError naming every key that does not fit.
 
         `expected` maps canonical names to shapes. A stored name under one of `prefixes` that is neither expected nor
-        `ignored` (asked with the canonical name) is an error, and so is a missing one or another shape.
+        `ignored` (asked with the canonical name) is an error, and so is a missing one, another shape, or a dtype that
+        is not floating point of 16 bits or more.
         """
-        stored = {name: canonical(name) for name in self._shapes}
+        stored = {name: canonical(name) for name in self._tensors}
         mine = {name: to for name, to in stored.items() if to.startswith(tuple(prefixes)) and not ignored(to)}
         found = set(mine.values())
         problems = [f"missing {name}" for name in expected if name not in found]
         problems += [f"unexpected {name}" for name, to in sorted(mine.items()) if to not in expected]
-        problems += [
-            f"{name} has shape {list(self._shapes[name])}, expected {list(expected[to])}"
-            for name, to in sorted(mine.items())
-            if to in expected and self._shapes[name] != tuple(expected[to])
-        ]
+        for name, to in sorted(mine.items()):
+            if to in expected:
+                problems += _misfits(name, self._tensors[name], tuple(expected[to]))
         if problems:
             more = f"; and {len(problems) - NUM_NAMED} more" if len(problems) > NUM_NAMED else ""
             raise CheckpointError(f"{self.path}: " + "; ".join(problems[:NUM_NAMED]) + more)
@@ -138,17 +155,19 @@ def write_index(path: Path) -> None:
     shard_of: dict[str, str] = {}
     total = 0
     for shard in sorted(path.glob("model-*.safetensors")):
-        _, found = _header(shard)
-        shard_of |= dict.fromkeys(found, shard.name)
+        shard_of |= dict.fromkeys(Shard.open(shard).tensors, shard.name)
         total += shard.stat().st_size
     index = {"metadata": {"total_size": total}, "weight_map": dict(sorted(shard_of.items()))}
     (path / INDEX_NAME).write_text(json.dumps(index, indent=1) + "\n")
 
 
 def _local(source: str | Path) -> Path:
-    path = Path(source).expanduser()
-    if path.is_dir():
-        return path
+    try:
+        path = Path(source).expanduser()
+        if path.is_dir():
+            return path
+    except (OSError, RuntimeError) as err:  # a folder closed to us, a home that nobody has
+        raise CheckpointError(f"{source}: {err}") from err
     text = str(source)
     if path.exists() or text.startswith((".", "/", "~")) or text.count("/") != 1:
         raise CheckpointError(
@@ -170,59 +189,11 @@ def _local(source: str | Path) -> Path:
         raise CheckpointError(f"{text}: no such folder, and the hub did not answer with a snapshot: {err}") from err
 
 
-def _read(path: Path) -> bytes:
-    try:
-        return path.read_bytes()
-    except OSError as err:
-        raise CheckpointError(f"{path}: {err.strerror or err}") from err
-
-
-def _json(path: Path, data: bytes) -> dict[str, Any]:
-    try:
-        value = json.loads(data)
-    except ValueError as err:
-        raise CheckpointError(f"{path}: not JSON: {err}") from err
-    return _object(value, str(path))
-
-
-def _object(value: Any, where: str) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise CheckpointError(f"{where}: an object is expected, not {type(value).__name__}")
-    return value
-
-
-def _header(path: Path) -> tuple[bytes, dict[str, tuple[int, ...]]]:
-    """Return a shard's raw header (length word included) and its {name: shape}, checked against the file size."""
-    try:
-        with path.open("rb") as file:
-            size = path.stat().st_size
-            word = file.read(8)
-            num_bytes = int.from_bytes(word, "little")
-            if len(word) < 8 or num_bytes > min(size - 8, MAX_HEADER_BYTES):
-                raise CheckpointError(f"{path}: not a safetensors file, or truncated in its header ({size} bytes)")
-            text = file.read(num_bytes)
-    except OSError as err:
-        raise CheckpointError(f"{path}: {err.strerror or err}") from err
-    shapes: dict[str, tuple[int, ...]] = {}
-    for name, entry in _json(path, text).items():
-        if name == "__metadata__":
-            continue
-        try:
-            shape = tuple(int(side) for side in entry["shape"])
-            begin, end = (int(offset) for offset in entry["data_offsets"])
-            num_tensor_bytes = math.prod(shape) * ITEM_BYTES[entry["dtype"]]
-        except (KeyError, TypeError, ValueError) as err:
-            raise CheckpointError(f"{path}: {name}: unreadable header entry") from err
-        if end - begin != num_tensor_bytes:
-            raise CheckpointError(
-                f"{path}: {name}: shape {list(shape)} needs {num_tensor_bytes} bytes, the header gives {end - begin}"
-            )
-        if 8 + num_bytes + end > size:
-            raise CheckpointError(
-                f"{path}: {name}: truncated: it ends at byte {8 + num_bytes + end} of a file of {size}"
-            )
-        shapes[name] = shape
-    return word + text, shapes
+def _misfits(name: str, stored: Stored, expected: tuple[int, ...]) -> Iterator[str]:
+    if stored.shape != expected:
+        yield f"{name} has shape {list(stored.shape)}, expected {list(expected)}"
+    if stored.dtype not in FLOATS:
+        yield f"{name} is stored as {stored.dtype}, not as {', '.join(FLOATS[:-1])} or {FLOATS[-1]}"
 
 
 def _agree(index_path: Path, promised: Mapping[str, str], found: Mapping[str, str]) -> None:

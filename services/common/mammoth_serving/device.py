@@ -1,17 +1,32 @@
-"""Do: one worker thread per device, so that the event loop never blocks on it and device calls never overlap."""
+"""Do: one worker thread per device, so that the event loop never blocks on it and device calls never overlap.
+
+Whether a device is there is decided here too, from a count, because torch belongs to the stages.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextvars import copy_context
 from typing import ParamSpec, TypeVar
 
-__all__ = ["DeviceWorker"]
+from mammoth_serving.config import ConfigError
+
+__all__ = ["DeviceWorker", "check_device"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
+
+
+def check_device(device: str, num_gpus: int) -> None:
+    """Raise ConfigError when `device` is none of this machine, which has `num_gpus` CUDA devices that work."""
+    match = re.fullmatch(r"cuda(?::(0|[1-9][0-9]{0,3}))?", device)
+    if device == "cpu" or (match and int(match[1] or 0) < num_gpus):
+        return
+    there = f"N from 0 to {num_gpus - 1}" if num_gpus else "it has no CUDA device"
+    raise ConfigError(f"--device: {device!r} is not cpu, cuda or cuda:N of this machine ({there})")
 
 
 class DeviceWorker:
