@@ -13,6 +13,7 @@ __all__ = ["app", "main"]
 
 
 @click.group(cls=App, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110})
+@click.version_option(package_name="mammoth-serve", prog_name="mammoth", message="%(prog)s %(version)s")
 def app() -> None:
     """Text to image with MammothModa2.
 

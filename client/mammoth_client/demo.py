@@ -2,8 +2,9 @@
 
     python -m mammoth_client.demo [--model DIR] [--out demo-output]
 
-Without a model a tiny random checkpoint is made in the output folder and kept for the next run; its pictures are noise. The
-exit code is 0 only if every picture arrived and its pixels have the digest that its receipt names.
+Without a model it draws with the checkpoint that ships with a source checkout. Where that is missing, a tiny random
+checkpoint is made in the output folder and kept for the next run; its pictures are noise. The exit code is 0 only if every
+picture arrived and its pixels have the digest that its receipt names.
 """
 
 from __future__ import annotations
@@ -21,16 +22,18 @@ from rich.console import Console
 from rich.table import Table
 
 from mammoth_client.cli.app import FAILED, exit_code
+from mammoth_client.cli.files import made_folder
 from mammoth_client.cli.progress import shown
 from mammoth_client.client import AsyncClient
 from mammoth_client.pipeline import pipeline
 from mammoth_client.process import run_module
+from mammoth_client.shipped import shipped_checkpoint
 from mammoth_client.types import Accepted, Batched, Event, Picture
 from mammoth_wire.errors import InvalidRequest, MammothError
 
-__all__ = ["Wish", "main", "waves"]
+__all__ = ["Wish", "main", "waves", "wishes"]
 
-STEPS = 12
+LINES_A_PHASE = 1
 COMPANY_MS = 400  # longest wait of the idle DiT for company: enough for equal sizes to meet, even on a busy laptop
 SHEET_COLUMNS, SHEET_GAP_PX = 4, 8
 
@@ -43,8 +46,12 @@ class Wish:
     width: int
     height: int
     seed: int
+    steps: int = 12
+    guidance: float | None = None
 
 
+EMOJI = ("a mammoth", "a red apple", "a pizza", "a rocket", "a penguin", "an owl", "a cactus", "a guitar")
+SHIPPED_WISHES = tuple(Wish(name, 128, 128, seed, steps=20, guidance=4.0) for seed, name in enumerate(EMOJI, 1))
 WISHES = (
     Wish("a mammoth in the snow", 128, 128, 1),
     Wish("a mammoth in the snow", 128, 128, 2),
@@ -82,6 +89,12 @@ class Course:
             self.batched_at, self.wave_size = time.perf_counter(), event.size
 
 
+def wishes(model: Path | None, shipped: Path | None) -> tuple[Wish, ...]:
+    """Return what to ask of `model`: what the shipped checkpoint knows, or pictures of several sizes of any other."""
+    known = model is not None and shipped is not None and model.resolve() == shipped.resolve()
+    return SHIPPED_WISHES if known else WISHES
+
+
 def waves(joined: Sequence[tuple[float, int, int]]) -> list[list[int]]:
     """Return which pictures were drawn together, from (when it joined, size of its wave, number) of each.
 
@@ -114,8 +127,9 @@ async def _draw(client: AsyncClient, course: Course, on_event: Callable[[Event],
     course.began_at = time.perf_counter()
     try:
         [course.outcome] = await client.generate(
-            wish.prompt, on_event=see, width=wish.width, height=wish.height, seed=wish.seed, steps=STEPS
-        )
+            wish.prompt, on_event=see, width=wish.width, height=wish.height, seed=wish.seed, steps=wish.steps,
+            guidance=wish.guidance,
+        )  # fmt: skip
     except MammothError as err:
         course.outcome = err
     course.total_s = time.perf_counter() - course.began_at
@@ -201,8 +215,10 @@ def _timed(name: str, spent: list[str]) -> Iterator[None]:
 def run(model: Path | None, out: Path, num_pictures: int) -> bool:
     """Run the demo and return whether every picture arrived and is what its receipt says."""
     console, spent, began_s = Console(), list[str](), time.perf_counter()
-    out.mkdir(parents=True, exist_ok=True)
-    courses = [Course(number, wish) for number, wish in enumerate(WISHES[:num_pictures], 1)]
+    made_folder(out, field="out")
+    shipped = shipped_checkpoint()
+    model = model or shipped
+    courses = [Course(number, wish) for number, wish in enumerate(wishes(model, shipped)[:num_pictures], 1)]
     if model is None:
         with _timed("checkpoint", spent):
             model = tiny_checkpoint(out / "checkpoint")
@@ -211,7 +227,7 @@ def run(model: Path | None, out: Path, num_pictures: int) -> bool:
     with pipeline(model, log_dir=out / "logs", dit_request_batch_max_wait_ms=COMPANY_MS) as stages:
         spent.append(f"start {time.perf_counter() - begin_s:.1f} s")
         console.print(f"serving on {stages.address}; asking for {len(courses)} pictures at once")
-        with _timed("pictures", spent), shown(quiet=False) as on_event:
+        with _timed("pictures", spent), shown(quiet=False, lines_a_phase=LINES_A_PHASE) as on_event:
             asyncio.run(draw(stages.address, courses, on_event))
     save(courses, out)
     wrong = [course.number for course in courses if course.picture is None or not course.picture.verify()]
@@ -222,7 +238,8 @@ def run(model: Path | None, out: Path, num_pictures: int) -> bool:
 
 
 @click.command(context_settings={"help_option_names": ["-h", "--help"]})
-@click.option("--model", type=click.Path(exists=True, file_okay=False, path_type=Path), help="Checkpoint folder.")
+@click.option("--model", type=click.Path(exists=True, file_okay=False, path_type=Path),
+              help="Checkpoint folder; the one that ships unless given.")  # fmt: skip
 @click.option("--out", type=click.Path(file_okay=False, path_type=Path), default=Path("demo-output"), show_default=True,
               help="Folder for pictures, receipts, logs and the tiny checkpoint.")  # fmt: skip
 @click.option(

@@ -51,14 +51,14 @@ class Pipeline:
 def stage_flags(stage: StageName, flags: Mapping[str, FlagValue]) -> list[str]:
     """Return the command-line flags of one stage: those named `ar_x` or `dit_x` belong to it alone, others to both.
 
-    `max_num_seqs=4` becomes `--max-num-seqs 4`, `dit_batching="step"` becomes `--batching step` on the DiT stage.
+    `max_num_seqs=4` becomes `--max-num-seqs=4`, `dit_batching="step"` becomes `--batching=step` on the DiT stage.
     """
     argv = []
     for name, value in flags.items():
         owner, _, rest = name.partition("_")
         if owner in STAGES and owner != stage:
             continue
-        argv += [f"--{(rest if owner == stage else name).replace('_', '-')}", str(value)]
+        argv.append(f"--{(rest if owner == stage else name).replace('_', '-')}={value}")
     return argv
 
 
@@ -79,8 +79,10 @@ def pipeline(
     or to a temporary folder that is deleted at the end. A stage gets SIGTERM and `grace_s` to drain before it is killed.
     The stages share the cores of the machine evenly unless OMP_NUM_THREADS is set.
 
-    Raises, with the end of its log: InvalidRequest when a stage refuses its flags or its checkpoint, EngineFailed when
-    it exits for another reason or does not serve within `start_timeout_s`.
+    Stages that lose this process, even to SIGKILL, drain and stop by themselves.
+
+    Raises InvalidRequest, with its words, when a stage refuses its flags or its checkpoint; EngineFailed, with the end
+    of its log, when it exits for another reason or does not serve within `start_timeout_s`.
     """
     deadline_s = time.monotonic() + start_timeout_s
     with ExitStack() as stack:
@@ -100,7 +102,7 @@ def pipeline(
         ar = start("ar", ["mammoth_ar", *common, "--dit-target", targets, *_ports(port), *stage_flags("ar", flags)])
         address = f"{LOOPBACK}:{ar.ports(deadline_s)['port']}"
         for child in (ar, *dits):
-            child.wait_serving(deadline_s)
+            child.wait_serving(deadline_s, beside=(ar, *dits))
         yield Pipeline(address, ar, dits, folder)
 
 

@@ -1,7 +1,8 @@
 """Do: own one child process of ours: start, find its ports, wait for its health, stop it, and tell how it ended.
 
 A child leads a process group of its own, so that Ctrl-C reaches it only through us; it is stopped when its block ends
-and, should the block never end, when the interpreter exits.
+and, should the block never end, when the interpreter exits. We hold its standard input open and never write to it: a
+child that finds it closed has lost us, even to SIGKILL, and stops by itself.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import atexit
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -23,7 +25,7 @@ import grpc
 from mammoth_client._health import checker, health_of, question
 from mammoth_wire.errors import EngineFailed, InvalidRequest
 
-__all__ = ["Child", "last_lines", "run_module", "sharing_cores"]
+__all__ = ["Child", "last_lines", "refusals", "run_module", "sharing_cores"]
 
 T = TypeVar("T")
 POLL_S = 0.05
@@ -33,7 +35,10 @@ UNUSABLE = 2
 
 
 class Child:
-    """`python ARGV --ports-file FILE` as a context manager. Its output goes to `log_path`; `pid` is for signals."""
+    """`python ARGV --ports-file FILE --stop-with-stdin true` as a context manager.
+
+    Its output goes to `log_path`; `pid` is for signals.
+    """
 
     def __init__(
         self, name: str, argv: Sequence[str], folder: Path, *, grace_s: float, environ: Mapping[str, str] | None = None
@@ -44,11 +49,12 @@ class Child:
         self._ports_path = folder / f"{name}.ports.json"
         self._ports_path.unlink(missing_ok=True)
         self._grace_s = grace_s
-        command = [sys.executable, *argv, "--ports-file", str(self._ports_path)]
+        ours = ["--ports-file", str(self._ports_path), "--stop-with-stdin", "true"]
         with self.log_path.open("wb") as log:
             self._process = subprocess.Popen(
-                command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, env=environ
-            )
+                [sys.executable, *argv, *ours], stdin=subprocess.PIPE, stdout=log, stderr=log, env=environ,
+                start_new_session=True,
+            )  # fmt: skip
         atexit.register(self._kill)
 
     @property
@@ -62,25 +68,37 @@ class Child:
         self.stop()
 
     def check(self) -> None:
-        """Raise, with the end of its log, when the process has exited.
+        """Raise when the process has exited.
 
-        InvalidRequest when it refused its settings or its checkpoint (exit code 2), EngineFailed otherwise.
+        InvalidRequest when it refused its settings or its checkpoint (exit code 2), a violation for each of its lines
+        that says so; EngineFailed, with the end of its log, otherwise.
         """
         code = self._process.poll()
         if code is None:
             return
         text = f"exited with code {code}; its last lines:\n{last_lines(self.log_path)}"
-        raise InvalidRequest([(self.name, text)]) if code == UNUSABLE else EngineFailed(f"{self.name}: {text}")
+        if code == UNUSABLE:
+            raise InvalidRequest(refusals(self.log_path.read_text(errors="replace")) or [(self.name, text)])
+        raise EngineFailed(f"{self.name}: {text}")
 
     def ports(self, deadline_s: float) -> Mapping[str, int]:
         """Wait until the process has bound its ports and return them by name: port, control_port, health_port, ..."""
         return self._wait(deadline_s, "bind its ports", self._read_ports)
 
-    def wait_serving(self, deadline_s: float) -> None:
-        """Wait until the process is healthy. `deadline_s` is on the monotonic clock."""
+    def wait_serving(self, deadline_s: float, *, beside: Sequence[Child] = ()) -> None:
+        """Wait until the process is healthy; raise as `check` does when it or one of `beside` exits.
+
+        `deadline_s` is on the monotonic clock.
+        """
         with grpc.insecure_channel(f"127.0.0.1:{self.ports(deadline_s)['health_port']}") as channel:
             check = checker(channel)
-            self._wait(deadline_s, "serve", lambda: _is_serving(check) or None)
+
+            def serving() -> bool | None:
+                for other in beside:
+                    other.check()
+                return _is_serving(check) or None
+
+            self._wait(deadline_s, "serve", serving)
 
     def stop(self) -> None:
         """Ask the process to end, wait for it to drain, and kill its group if it takes longer than the grace."""
@@ -97,6 +115,8 @@ class Child:
         with suppress(ProcessLookupError):
             os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
+        assert self._process.stdin is not None
+        self._process.stdin.close()
 
     def _read_ports(self) -> Mapping[str, int] | None:
         """Return the ports once the file is there and complete."""
@@ -130,6 +150,11 @@ def run_module(argv: Sequence[str]) -> None:
     if done.returncode:
         said = _end_of((done.stdout + done.stderr).decode(errors="replace"))
         raise EngineFailed(f"python -m {argv[0]} exited with code {done.returncode}; its last lines:\n{said}")
+
+
+def refusals(text: str) -> list[tuple[str, str]]:
+    """Return who said what in the lines of a log that refuse settings or a checkpoint: `mammoth-dit: --device: ...`."""
+    return re.findall(r"^(mammoth-\w+): (.+)$", text, re.MULTILINE)
 
 
 def last_lines(path: Path) -> str:

@@ -105,6 +105,7 @@ def nowhere() -> Iterator[str]:
 def clean_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in (
         "MAMMOTH_ADDRESS",
+        "MAMMOTH_MODEL",
         "MAMMOTH_TIMEOUT_S",
         "MAMMOTH_TOKEN_FILE",
         "http_proxy",

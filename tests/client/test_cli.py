@@ -8,6 +8,8 @@ import pty
 import signal
 import subprocess
 import sys
+import tempfile
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -31,6 +33,7 @@ from mammoth_client import (
     Step,
 )
 from mammoth_client.__main__ import app
+from mammoth_client.cli.files import check
 from mammoth_client.cli.generate import paths
 from mammoth_client.cli.progress import Lines
 from mammoth_client.testing import Reply, fake_server
@@ -71,10 +74,12 @@ def test_several_pictures_are_numbered():
         pytest.param("d/a.png", None, 3, ("d/a-3.png", "d/a-3.png.receipt.json"), id="one-of-several"),
         pytest.param("a.b.png", "r/c.json", 0, ("a.b-0.png", "r/c-0.json"), id="receipt-elsewhere"),
         pytest.param("a", "c.json", None, ("a", "c.json"), id="no-suffix"),
+        pytest.param("-", None, None, ("-", None), id="standard-output"),
+        pytest.param("-", "c.json", None, ("-", "c.json"), id="standard-output-and-a-receipt"),
     ],
 )
 def test_paths(output, receipt, index, expected):
-    assert paths(Path(output), receipt and Path(receipt), index) == tuple(Path(name) for name in expected)
+    assert paths(Path(output), receipt and Path(receipt), index) == tuple(name and Path(name) for name in expected)
 
 
 def test_every_option_reaches_the_request():
@@ -124,13 +129,26 @@ def test_the_environment_says_where_the_server_is(monkeypatch):
     assert server.calls[0].metadata["authorization"] == "Bearer secret"
 
 
+TIMEOUT = "mammoth: Invalid value for '--timeout': '{}' is not a number of seconds from 0.001 to 3600\n"
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [
         pytest.param(["--steps", "0"], "mammoth: steps: 0 is not a whole number from 1 to 200\n", id="steps"),
         pytest.param(["--size", "100x64"], "mammoth: width: 100 is not a multiple of 16\n", id="width"),
-        pytest.param(["--guidance", "nan"], "mammoth: guidance: nan is not a finite number\n", id="guidance"),
-        pytest.param(["--timeout", "9999"], "mammoth: timeout_s: 9999.0 is not a number of seconds", id="timeout"),
+        pytest.param(["--guidance", "nan"], "mammoth: guidance: nan is not a finite number", id="guidance"),
+        pytest.param(["--timeout", "9999"], TIMEOUT.format("9999"), id="timeout"),
+        pytest.param(["--timeout", "nan"], TIMEOUT.format("nan"), id="timeout-that-is-no-number"),
+        pytest.param(["-o", "/proc/x.png"], "mammoth: output: cannot write /proc/x.png: ", id="unwritable"),
+        pytest.param(["-o", f"{'x' * 300}.png"], "mammoth: output: cannot write xxx", id="too-long-a-name"),
+        pytest.param(["--receipt", "/proc/r.json"], "mammoth: output: cannot write /proc/r.json: ", id="receipt"),
+        pytest.param(
+            ["-o", "-", "--num-images", "2"], "mammoth: output: standard output takes one picture", id="two-on-stdout"
+        ),
+        pytest.param(
+            ["--receipt", "-"], "mammoth: receipt: standard output is for the picture", id="receipt-on-stdout"
+        ),
         pytest.param(["-o", "no/such.png"], "mammoth: output: there is no folder no\n", id="folder"),
         pytest.param(["--size", "big"], "mammoth: Invalid value for '--size': 'big' is not WIDTHxHEIGHT", id="size"),
         pytest.param(["--steps", "3.7"], "mammoth: Invalid value for '--steps'", id="a-fraction-of-steps"),
@@ -144,6 +162,66 @@ def test_bad_input_is_one_line_and_nothing_is_sent(words, says):
     assert done.stderr.startswith(says)
     assert done.stderr.count("\n") == 1
     assert server.calls == []
+    assert list(Path().iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        pytest.param(["serve", "--start-timeout", "nan"], "'--start-timeout': 'nan' is not a number of seconds from 0.001 to 86400", id="start-timeout"),
+        pytest.param(["serve", "--grace", "-1"], "'--grace': '-1' is not a number of seconds from 0 to 3600", id="grace"),
+        pytest.param(["serve", "--grace", "soon"], "'--grace': 'soon' is not a number of seconds from 0 to 3600", id="a-word"),
+        pytest.param(["status", "--timeout", "inf"], "'--timeout': 'inf' is not a number of seconds from 0.001 to 3600", id="status"),
+    ],
+)  # fmt: skip
+def test_seconds_out_of_range_are_refused_with_the_range(words, says):
+    done = mammoth(*words)
+    assert (done.exit_code, done.stderr) == (2, f"mammoth: Invalid value for {says}\n")
+
+
+@pytest.mark.parametrize("text", ["soon", "nan", "0"])
+def test_a_bad_timeout_of_the_environment_names_its_variable(text, monkeypatch):
+    monkeypatch.setenv("MAMMOTH_TIMEOUT_S", text)
+    done = mammoth("generate", "a mammoth")
+    assert done.exit_code == 2
+    assert done.stderr.startswith(f"mammoth: Invalid value for MAMMOTH_TIMEOUT_S: '{text}' is not a number of seconds")
+
+
+def test_files_are_left_as_they_are_by_the_check():
+    Path("old.png").write_bytes(b"old")
+    Path("link.png").symlink_to("new.png")
+    for name in ("old.png", "new.png", "link.png"):
+        check(Path(name))
+    assert Path("old.png").read_bytes() == b"old"
+    assert sorted(path.name for path in Path().iterdir()) == ["link.png", "old.png"]
+
+
+@pytest.mark.parametrize(
+    ("words", "folder"),
+    [
+        pytest.param(["make-tiny", "/proc/x"], "folder: cannot write into /proc/x", id="make-tiny"),
+        pytest.param(["make-tiny", "/proc", "--force"], "folder: cannot write into /proc", id="make-tiny-forced"),
+        pytest.param(
+            ["serve", "--model", "m", "--log-dir", "/proc/x"], "log-dir: cannot write into /proc/x", id="serve"
+        ),
+    ],
+)
+def test_a_folder_that_cannot_be_written_into_is_bad_input(words, folder):
+    done = mammoth(*words)
+    assert (done.exit_code, done.stderr) == (2, f"mammoth: {folder}: No such file or directory\n")
+
+
+def test_any_other_trouble_with_files_is_bad_input_too(monkeypatch, tmp_path):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "no" / "such"))
+    done = mammoth("serve", "--model", "m")
+    assert done.exit_code == 2
+    assert done.stderr.startswith(f"mammoth: {tmp_path}/no/such/mammoth-")
+    assert done.stderr.endswith(": No such file or directory\n")
+
+
+def test_the_version_is_that_of_the_distribution():
+    done = mammoth("--version")
+    assert (done.exit_code, done.stdout) == (0, f"mammoth {version('mammoth-serve')}\n")
 
 
 @pytest.mark.parametrize(
@@ -178,12 +256,12 @@ def test_nobody_there_is_code_4(words, nowhere):
     assert done.stderr.startswith("mammoth: ")
 
 
-def test_a_file_that_cannot_be_written_is_said():
-    Path("dir.receipt.json").mkdir()
+def test_a_file_that_cannot_be_written_is_said_before_anything_is_sent():
+    Path("dir-1.receipt.json").mkdir()
     with fake_server() as server:
-        done = mammoth("generate", "a mammoth", "-o", "dir", "--address", server.address)
-    assert done.exit_code == 2
-    assert "cannot write dir.receipt.json: Is a directory" in done.stderr
+        done = mammoth("generate", "a mammoth", "-o", "dir", "--num-images", "2", "--address", server.address)
+    assert (done.exit_code, done.stderr) == (2, "mammoth: output: cannot write dir-1.receipt.json: Is a directory\n")
+    assert server.calls == []
 
 
 def test_status_is_a_table_and_a_code():
@@ -218,6 +296,14 @@ def test_replay_of_the_same_model_is_the_same(receipt):
         done = mammoth("replay", receipt, "-o", "new.png", "--quiet", "--address", server.address)
     assert (done.exit_code, done.stdout, done.stderr) == (0, "same\n", "")
     assert Path("new.png").read_bytes() == Path("old-1.png").read_bytes()
+
+
+def test_replay_can_write_to_standard_output(receipt):
+    with fake_server() as server:
+        done = subprocess.run(
+            child("replay", receipt, "-o", "-", "--quiet", "--address", server.address), capture_output=True, check=True
+        )
+    assert (done.stdout, done.stderr) == (Path("old-1.png").read_bytes(), b"same\n")
 
 
 def test_replay_of_another_model_is_different_and_says_what_changed(receipt):
@@ -281,11 +367,18 @@ def test_make_tiny_tells_why_it_failed(monkeypatch):
     assert done.stderr == "mammoth: python -m mammoth_ar.tiny exited with code 1; its last lines:\n  the disk is full\n"
 
 
-def test_progress_without_a_terminal_is_a_line_a_quarter():
+@pytest.mark.parametrize(
+    ("given", "tokens_done", "steps_done"),
+    [
+        pytest.param({}, ["25/100", "50/100", "75/100", "100/100"], ["1/4", "2/4", "3/4", "4/4"], id="quarters"),
+        pytest.param({"lines_a_phase": 1}, ["100/100"], ["4/4"], id="ends"),
+    ],
+)
+def test_progress_without_a_terminal_is_a_few_lines(given, tokens_done, steps_done):
     said: list[str] = []
-    lines = Lines(said.append)
+    lines = Lines(said.append, **given)
     lines(Queued(0, 2, 12.4))
-    lines(Queued(0, 2, 12.4))
+    lines(Queued(0, 1, 12.4))
     for tokens in range(101):
         lines(ArProgress(0, tokens, 100))
     lines(Conditioned(0))
@@ -294,11 +387,10 @@ def test_progress_without_a_terminal_is_a_line_a_quarter():
         lines(Step(0, step, 4, None))
     assert said == [
         "picture 0: 2 ahead in the queue, about 12 s to go",
-        "picture 0: tokens 0/100", "picture 0: tokens 25/100", "picture 0: tokens 50/100", "picture 0: tokens 75/100",
-        "picture 0: tokens 100/100",
+        *(f"picture 0: tokens {count}" for count in tokens_done),
         "picture 0: in a wave of 3",
-        "picture 0: steps 1/4", "picture 0: steps 2/4", "picture 0: steps 3/4", "picture 0: steps 4/4",
-    ]  # fmt: skip
+        *(f"picture 0: steps {count}" for count in steps_done),
+    ]
 
 
 def test_help_lists_the_commands_and_the_exit_codes():
@@ -319,6 +411,29 @@ def test_as_a_child_process_progress_goes_to_stderr():
         done = subprocess.run(words, capture_output=True, text=True, check=True)
     assert json.loads(done.stdout)[0]["file"] == "mammoth.png"
     assert "picture 0: steps 4/4" in done.stderr
+
+
+@pytest.mark.parametrize("words", [[], ["--receipt", "r.json", "--json"]], ids=["picture", "picture-and-receipt"])
+def test_the_picture_can_go_to_standard_output(words):
+    with fake_server() as server:
+        running = child("generate", "a mammoth", "-o", "-", *words, "--address", server.address)
+        done = subprocess.run(running, capture_output=True, check=True)
+        assert mammoth("generate", "a mammoth", "-o", "same.png", "--address", server.address).exit_code == 0
+    assert done.stdout == Path("same.png").read_bytes()
+    assert b"picture 0: steps 4/4" in done.stderr
+    assert Path("r.json").exists() == ("r.json" in words)
+    assert (b'"file": "-"' in done.stderr) == ("--json" in words)
+    assert not Path("-").exists()
+
+
+def test_a_reader_that_has_left_is_one_line():
+    reader, writer = os.pipe()
+    os.close(reader)
+    with fake_server() as server:
+        running = child("generate", "a mammoth", "-o", "-", "--quiet", "--address", server.address)
+        done = subprocess.run(running, stdout=writer, stderr=subprocess.PIPE, text=True, check=False)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (2, "mammoth: output: cannot write to standard output: Broken pipe\n")
 
 
 def test_on_a_terminal_there_are_bars():

@@ -313,6 +313,28 @@ async def test_reflection_lists_the_services_when_it_is_on(settings):
         assert names >= {"mammoth.v1.Diffusion", "grpc.health.v1.Health"}
 
 
+@pytest.mark.parametrize("kind", ["pipe", "file"])
+async def test_a_parent_that_is_gone_stops_the_stage_and_a_file_is_no_parent(settings, monkeypatch, tmp_path, kind):
+    (tmp_path / "stdin").write_text("")
+    read, write = os.pipe()
+    source = os.fdopen(read) if kind == "pipe" else (tmp_path / "stdin").open()
+    monkeypatch.setattr("sys.stdin", source)
+    gate = Gate()
+    stage = SlowStage(gate)
+    task = asyncio.create_task(serve(stage, gate, replace(settings, stop_with_stdin=True)))
+    if kind == "pipe":
+        await asyncio.sleep(0.2)
+        assert not task.done()
+        os.close(write)
+        await asyncio.wait_for(task, 10)
+    else:
+        os.close(write)
+        with pytest.raises(ConfigError, match="--stop-with-stdin: standard input is not a pipe"):
+            await task
+        os.close(read)
+    source.close()
+
+
 async def test_metrics_are_served_with_the_limits_in_force(settings):
     async with serving(settings) as served:
         await served.load()

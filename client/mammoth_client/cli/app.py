@@ -68,6 +68,8 @@ class App(click.Group):
             _end(exit_code(err), explanation(err))
         except click.ClickException as err:
             _end(USAGE, err.format_message())
+        except OSError as err:
+            _end(USAGE, f"{err.filename}: {err.strerror}" if err.filename else str(err))
         except click.Abort:
             _end(INTERRUPTED, "interrupted")
         sys.exit(code or 0)

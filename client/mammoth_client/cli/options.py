@@ -2,19 +2,46 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
+from click.core import ParameterSource
 
+from mammoth_client._core import MAX_TIMEOUT_S
 from mammoth_client.client import Client
 from mammoth_client.settings import DEFAULT_ADDRESS, DEFAULT_TIMEOUT_S
 
-__all__ = ["connect", "connection", "pair", "settings"]
+__all__ = ["MIN_TIMEOUT_S", "connect", "connection", "pair", "seconds", "settings"]
 
+MIN_TIMEOUT_S = 0.001
 Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+def seconds(low_s: float, high_s: float) -> Callable[[click.Context, click.Parameter, str], float]:
+    """Return what reads seconds within bounds, for an option's `callback`."""
+
+    def read(ctx: click.Context, param: click.Parameter, text: str) -> float:
+        try:
+            value_s = float(text)
+        except ValueError:
+            value_s = math.nan
+        if not low_s <= value_s <= high_s:
+            what = f"{text!r} is not a number of seconds from {low_s:g} to {high_s:g}"
+            raise click.BadParameter(what, ctx, param, _variable(ctx, param))
+        return value_s
+
+    return read
+
+
+def _variable(ctx: click.Context, param: click.Parameter) -> str | None:
+    """Return the variable that the value of `param` was read from, if it was."""
+    if param.name is None or not isinstance(param.envvar, str):
+        return None
+    return param.envvar if ctx.get_parameter_source(param.name) is ParameterSource.ENVIRONMENT else None
 
 
 def pair(_: click.Context, __: click.Parameter, text: str | None) -> tuple[int, int] | None:
@@ -40,8 +67,9 @@ def connection(command: Command) -> Command:
     """Add the options that say where the server is; `connect` takes them."""
     options = (
         click.option("--address", default=DEFAULT_ADDRESS, envvar="MAMMOTH_ADDRESS", show_default=True, help="Server, host:port."),
-        click.option("--timeout", "timeout_s", type=float, default=DEFAULT_TIMEOUT_S, envvar="MAMMOTH_TIMEOUT_S",
-                     show_default=True, metavar="SECONDS", help="Give up after this long, at most 3600."),
+        click.option("--timeout", "timeout_s", type=str, callback=seconds(MIN_TIMEOUT_S, MAX_TIMEOUT_S),
+                     default=DEFAULT_TIMEOUT_S, envvar="MAMMOTH_TIMEOUT_S", show_default=True, metavar="SECONDS",
+                     help="Give up after this long, at most 3600."),
         click.option("--token-file", type=click.Path(path_type=Path), envvar="MAMMOTH_TOKEN_FILE",
                      help="File that holds a bearer token."),
     )  # fmt: skip

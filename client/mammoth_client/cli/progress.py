@@ -45,8 +45,8 @@ def mark(event: Event) -> Mark | None:
 
 
 @contextmanager
-def shown(*, quiet: bool) -> Iterator[Callable[[Event], None] | None]:
-    """Yield a callback that shows events, None when `quiet`."""
+def shown(*, quiet: bool, lines_a_phase: int = NUM_LINES_A_PHASE) -> Iterator[Callable[[Event], None] | None]:
+    """Yield a callback that shows events, None when `quiet`; `lines_a_phase` is for what is no terminal."""
     console = Console(stderr=True)
     if quiet:
         yield None
@@ -56,7 +56,7 @@ def shown(*, quiet: bool) -> Iterator[Callable[[Event], None] | None]:
         with Progress(*columns, console=console) as progress:
             yield Bars(progress)
     else:
-        yield Lines(lambda line: click.echo(line, err=True))
+        yield Lines(lambda line: click.echo(line, err=True), lines_a_phase=lines_a_phase)
 
 
 class Bars:
@@ -85,22 +85,24 @@ class Bars:
 
 
 class Lines:
-    """A line for every new note and every quarter of a phase."""
+    """A line for a picture's first place in the queue, for its wave, and for every finished part of a phase."""
 
-    def __init__(self, write: Callable[[str], None]) -> None:
+    def __init__(self, write: Callable[[str], None], *, lines_a_phase: int = NUM_LINES_A_PHASE) -> None:
         self._write = write
-        self._last: dict[tuple[int, str], object] = {}
+        self._lines_a_phase = lines_a_phase
+        self._said: set[tuple[int, object]] = set()
 
     def __call__(self, event: Event) -> None:
         now = mark(event)
         if now is None:
             return
-        key = (now.image_index, now.phase)
-        news = now.note if now.total is None else now.done * NUM_LINES_A_PHASE // max(1, now.total)
-        if self._last.get(key) != news:
-            self._last[key] = news
-            what = now.note if now.total is None else f"{now.phase} {now.done}/{now.total}"
-            self._write(f"picture {now.image_index}: {what}")
+        part = 0 if now.total is None else now.done * self._lines_a_phase // max(1, now.total)
+        key = (now.image_index, type(event) if now.total is None else (now.phase, part))
+        if key in self._said or (now.total is not None and part == 0):
+            return
+        self._said.add(key)
+        what = now.note if now.total is None else f"{now.phase} {now.done}/{now.total}"
+        self._write(f"picture {now.image_index}: {what}")
 
 
 def _eta(eta_s: float | None) -> str:

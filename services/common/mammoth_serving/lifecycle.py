@@ -155,9 +155,9 @@ async def serve(stage: Stage, gate: Gate, settings: ServingSettings) -> None:
     await beacon.show(serving=False)
     ports, metrics_server = _bind(settings, stage.metrics, public, control, probes)
     stop = _signals()
-    if settings.stop_with_stdin:
-        _stop_with_stdin(stop)
     try:
+        if settings.stop_with_stdin:
+            _stop_with_stdin(stop)
         for server in (probes, control, public):
             await server.start()
         if settings.ports_file:
@@ -271,7 +271,10 @@ def _stop_with_stdin(stop: asyncio.Event) -> None:
             loop.remove_reader(stdin)
             stop.set()
 
-    loop.add_reader(stdin, on_readable)
+    try:
+        loop.add_reader(stdin, on_readable)
+    except PermissionError as err:  # a file or /dev/null is never waited for
+        raise ConfigError("--stop-with-stdin: standard input is not a pipe, socket or terminal") from err
 
 
 def _signals() -> asyncio.Event:
