@@ -1,0 +1,3 @@
+module mammoth.test/pause
+
+go 1.26.0
