@@ -66,6 +66,7 @@ class ArStage:
         )
         template = PromptTemplate.open(checkpoint.path, tokenizer)
         scope = Scope.parse(checkpoint.generation, tokenizer.scope())
+        self._max_context = min(self._settings.max_context, config.max_positions)
         self.engine = engine = await self._worker.run(self._load, checkpoint, scope)
         await measure(engine, self._worker.run, num_seqs=1, num_prompt_tokens=8, num_steps=2)
         logger.info("warm", extra={"device": str(engine.device), "dtype": str(engine.dtype)})
@@ -135,7 +136,7 @@ class ArStage:
 
     async def profile(self, shape: tuple[int, int], batch_size: int, steps: int) -> Sequence[float]:
         """Measure decode steps of `batch_size` rows after a context of `shape[0]` tokens."""
-        most = self._settings.max_context - steps - 2
+        most = self._max_context - steps - 2
         if not 1 <= shape[0] <= most:
             raise InvalidRequest([("shapes.height", f"a context of {shape[0]} tokens is not from 1 to {most}")])
         try:
@@ -157,7 +158,7 @@ class ArStage:
             checkpoint,
             scope,
             num_slots=self._settings.capacity,
-            max_context_tokens=self._settings.max_context,
+            max_context_tokens=self._max_context,
             dtype=dtype,
             device=self._settings.device,
             head_alignment=self._settings.head_alignment,

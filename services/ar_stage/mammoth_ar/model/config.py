@@ -31,6 +31,7 @@ DEV_HEAD_DIM = 128
 DEV_GEN_VOCAB_START = 152064
 GEN_VOCAB_SIZE = 32800
 KV_HEADS: dict[Family, int] = {"preview": 8, "dev": 32}
+MAX_POSITIONS: dict[Family, int] = {"preview": 32768, "dev": 128_000}
 NORM_EPS: dict[Family, float] = {"preview": 1e-5, "dev": 1e-6}
 ROPE_THETA: dict[Family, float] = {"preview": 1e6, "dev": 5e6}
 MOE_TYPE = re.compile(r"(none|attention|ffn|ffn_attention)(?:-(\d+):(\d+))?")
@@ -64,6 +65,7 @@ class LLMConfig:
     ffn_experts: range
     attention_experts: range
     condition_layers: tuple[int, ...]
+    max_positions: int
     head_alignment: HeadAlignment = "concat"
 
     @property
@@ -103,6 +105,7 @@ class LLMConfig:
             ffn_experts=ffn_experts,
             attention_experts=attention_experts,
             condition_layers=_condition_layers(config, family, num_layers),
+            max_positions=text.count("max_position_embeddings", MAX_POSITIONS[family]),
             head_alignment=head_alignment,
         )
 
