@@ -7,7 +7,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
 HARNESS := PYTHONPATH=tests/cluster $(BIN)/python -m harness
 
-.PHONY: install protos format check test demo bench images test-cluster test-node
+.PHONY: install protos format check test demo bench eval-checkpoint images test-cluster test-node
 
 install: $(STAMP)
 
@@ -43,6 +43,9 @@ demo: $(STAMP)
 bench: $(STAMP)
 	$(BIN)/python -m bench.handover
 	$(BIN)/python -m bench.overhead
+
+eval-checkpoint: $(STAMP)
+	$(BIN)/python -m bench.eval_checkpoint
 
 images:
 	.ci/images.sh

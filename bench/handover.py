@@ -26,10 +26,10 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
+
 from bench import codec, report
 from bench.processes import HighWater
 from bench.report import Spread
-
 from mammoth_ar.handover import Replicas, RowLog
 from mammoth_client.process import Child
 from mammoth_wire.tensors import CHUNK_ROWS, Rows, contract, header

@@ -29,11 +29,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
+
 from bench import report
 from bench.engines import Drawn, Engines
 from bench.processes import cpu_s
 from bench.report import Spread
-
 from mammoth_ar import tiny as ar_tiny
 from mammoth_client import Client, GenerateFields
 from mammoth_client.pipeline import Pipeline, pipeline

@@ -13,6 +13,7 @@ import sys
 import time
 import urllib.request
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -24,9 +25,10 @@ from mammoth_client import Client, InvalidRequest, Step
 from mammoth_client.__main__ import app
 from mammoth_client.pipeline import pipeline
 
-FLAGS = {"ar_max_context": 512, "ar_capacity": 8, "dit_warm_sizes": "32x32"}
-SMALL = {"height": 32, "width": 32, "ar_height": 4, "ar_width": 4, "steps": 3}
-SLOW = {**SMALL, "height": 96, "width": 96, "steps": 40}
+EMOJI = Path(__file__).resolve().parents[2] / "checkpoints" / "emoji"
+FLAGS = {"ar_max_context": 512, "ar_capacity": 8}
+SMALL = {"steps": 3}
+SLOW = {"steps": 40}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -38,8 +40,8 @@ def one_thread_each():
 
 
 @pytest.fixture(scope="module")
-def stages(tiny_checkpoint, tmp_path_factory):
-    with pipeline(tiny_checkpoint, num_dits=2, log_dir=tmp_path_factory.mktemp("logs"), **FLAGS) as stages:
+def stages(tmp_path_factory):
+    with pipeline(EMOJI, num_dits=2, log_dir=tmp_path_factory.mktemp("logs"), **FLAGS) as stages:
         yield stages
 
 
@@ -60,9 +62,7 @@ def test_a_prompt_becomes_a_verified_picture_and_the_same_one_again(client):
 def test_the_cli_draws_and_replays(stages, tmp_path):
     runner, out = CliRunner(), tmp_path / "apple.png"
     common = ["--address", stages.address, "--quiet"]
-    drawn = runner.invoke(
-        app, ["generate", "an apple", "-o", str(out), "--size", "32x32", "--grid", "4x4", "--steps", "3", *common]
-    )
+    drawn = runner.invoke(app, ["generate", "an apple", "-o", str(out), "--steps", "3", *common])
     assert drawn.exit_code == 0, drawn.output
     assert out.read_bytes().startswith(b"\x89PNG")
     receipt = tmp_path / "apple.png.receipt.json"
@@ -110,8 +110,8 @@ def test_metrics_count_what_was_drawn(client, stages):
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM], ids=["killed", "drained"])
-def test_a_replica_that_goes_costs_time_and_no_picture(tiny_checkpoint, tmp_path, number):
-    with pipeline(tiny_checkpoint, num_dits=2, log_dir=tmp_path, **FLAGS) as stages, Client(stages.address) as client:
+def test_a_replica_that_goes_costs_time_and_no_picture(tmp_path, number):
+    with pipeline(EMOJI, num_dits=2, log_dir=tmp_path, **FLAGS) as stages, Client(stages.address) as client:
         alone = [client.generate("x", seed=seed, **SLOW)[0].png for seed in range(4)]
         seen = []
 
