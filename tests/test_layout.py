@@ -17,6 +17,7 @@ PACKAGES = [
     ROOT / "services/ar_stage/mammoth_ar",
     ROOT / "services/dit_stage/mammoth_dit",
     ROOT / "client/mammoth_client",
+    ROOT / "operator/mammoth_operator",
 ]
 CONTAINERS = [
     "operator",

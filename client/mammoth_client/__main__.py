@@ -1,10 +1,11 @@
-"""The `mammoth` command: generate, replay and status talk to a server; serve and make-tiny start one."""
+"""The `mammoth` command: generate, replay and status talk to a server; serve and make-tiny start one; deploy acts on a cluster."""
 
 from __future__ import annotations
 
 import click
 
 from mammoth_client.cli.app import App
+from mammoth_client.cli.deploy import deploy
 from mammoth_client.cli.generate import generate, replay
 from mammoth_client.cli.serve import make_tiny, serve
 from mammoth_client.cli.status import status
@@ -23,7 +24,7 @@ def app() -> None:
     """
 
 
-for command in (generate, status, replay, serve, make_tiny):
+for command in (generate, status, replay, serve, make_tiny, deploy):
     app.add_command(command)
 
 

@@ -12,6 +12,7 @@ import click
 
 from mammoth_client._core import generate_request
 from mammoth_client.cli.app import DIFFERS
+from mammoth_client.cli.deploy import reached
 from mammoth_client.cli.files import STDOUT, check, save
 from mammoth_client.cli.options import connect, connection, pair
 from mammoth_client.cli.progress import shown
@@ -44,10 +45,15 @@ FILE = click.Path(dir_okay=False, allow_dash=True, path_type=Path)
 @click.option("--receipt", type=FILE, help="Receipt file; OUTPUT.receipt.json unless given, none for standard output.")
 @click.option("--json", "as_json", is_flag=True, help="Print what was written as JSON.")
 @click.option("--quiet", is_flag=True, help="Print nothing but errors, and JSON if asked for.")
+@click.option(
+    "--deployment",
+    metavar="NAMESPACE/NAME",
+    help="Reach this MammothDeployment through the kubeconfig, instead of --address.",
+)
 @connection
 def generate(
     *, prompt: str, output: Path, size: tuple[int, int] | None, grid: tuple[int, int] | None, receipt: Path | None,
-    as_json: bool, quiet: bool, address: str, timeout_s: float, token_file: Path | None, **given: Any,
+    as_json: bool, quiet: bool, deployment: str | None, address: str, timeout_s: float, token_file: Path | None, **given: Any,
 ) -> None:  # fmt: skip
     """Draw PROMPT and write a PNG file, with its receipt beside it.
 
@@ -59,7 +65,7 @@ def generate(
     fields["ar_width"], fields["ar_height"] = grid or (None, None)
     generate_request(prompt, fields)
     files = _files(output, receipt, fields["num_images"] or 1)
-    with connect(address, timeout_s, token_file) as client:
+    with reached(address, deployment) as server, connect(server, timeout_s, token_file) as client:
         pictures = _draw(client, prompt, fields, quiet=quiet)
     written = [_write(picture, *files[picture.image_index]) for picture in pictures]
     if as_json:
