@@ -35,7 +35,7 @@ check: protos
 
 test: export OMP_NUM_THREADS ?= 1
 test: $(STAMP)
-	$(BIN)/pytest --quiet
+	$(BIN)/pytest --quiet -n 2 --dist worksteal
 
 demo: $(STAMP)
 	$(BIN)/python -m mammoth_client.demo
