@@ -269,19 +269,21 @@ async def test_a_replica_that_leaves_in_the_middle_costs_time_and_not_the_pictur
         assert ar.stage.metrics.conditioning_resends._value.get() >= 1
 
 
+@pytest.mark.parametrize("admits", [False, True], ids=["before-admission", "in-mid-stream"])
 @pytest.mark.parametrize("code", ["CANCELLED", "UNAVAILABLE", "DATA_LOSS"])
-async def test_a_replica_that_cuts_the_stream_off_is_replaced(serve_ar, dit, code):
+async def test_a_replica_that_cuts_the_stream_off_is_replaced(serve_ar, dit, code, admits):
     class Cutting(diffusion_pb2_grpc.DiffusionServicer):
-        """Admits, takes some rows, and ends the call."""
+        """Ends the call at once, or admits and takes some rows before."""
 
         num_calls = 0
 
         async def Denoise(self, request_iterator, context):
             self.num_calls += 1
             await context.read()
-            await context.write(DenoiseEvent(queued={"position": 0}))
-            for _ in range(2):
-                await context.read()
+            if admits:
+                await context.write(DenoiseEvent(queued={"position": 0}))
+                for _ in range(2):
+                    await context.read()
             await abort(context, kinds[code]("cut"))
 
     kinds = {"CANCELLED": Cancelled, "UNAVAILABLE": Unavailable, "DATA_LOSS": DataLoss}

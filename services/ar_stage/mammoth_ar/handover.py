@@ -14,7 +14,7 @@ from typing import Any
 import grpc.aio
 
 from mammoth_ar.replay import BUSY
-from mammoth_wire.errors import MammothError, Unavailable, from_packed, from_rpc_error
+from mammoth_wire.errors import Cancelled, MammothError, Unavailable, from_packed, from_rpc_error
 from mammoth_wire.tensors import RowDigest, Rows, chunks
 from mammoth_wire.v1 import diffusion_pb2, diffusion_pb2_grpc
 from mammoth_wire.v1.diffusion_pb2 import DenoiseEvent, DenoiseRequest, RowChunk
@@ -128,15 +128,16 @@ class Replicas:
                         raise self._noted(replica, from_packed(event.failed.status))
                     yield event
         except grpc.aio.AioRpcError as err:
-            raise self._noted(replica, from_rpc_error(err)) from err
+            error = from_rpc_error(err)
+            cut = isinstance(error, Cancelled)  # a replica that stops says so; nobody here asked for it
+            raise self._noted(replica, Unavailable("the DiT replica cut the stream off") if cut else error) from err
         except TimeoutError as err:
             raise self._noted(replica, Unavailable(f"a DiT replica did not answer within {ADMISSION_S:.0f} s")) from err
         except asyncio.CancelledError as err:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
                 raise
-            # grpc.aio's word for a replica that ended the call with CANCELLED: nobody here asked for it
-            raise Unavailable("the DiT replica cut the stream off") from err
+            raise Unavailable("the stream to the DiT replica broke off") from err  # grpc.aio's own word for it
         finally:
             call.cancel()
 
