@@ -88,7 +88,10 @@ class Actor:
                 raise
         body = {key: manifest[key] for key in ("spec", "data") if key in manifest}
         await self._cluster.merge(child.kind, child.namespace, child.name, body, uid=child.uid)
-        return await self._cluster.apply(manifest, uid=child.uid)
+        try:
+            return await self._cluster.apply(manifest, uid=child.uid)
+        except PermanentError as err:
+            raise Conflict(f"{child.kind} {child.name} was changed again meanwhile: {err}") from err
 
     async def _drain(self, pod: Child) -> None:
         """Mark a pod, so that the mark outlives us, and tell it; it leaves first when its Deployment shrinks."""

@@ -18,12 +18,12 @@ from mammoth_operator.observed import Child
 from mammoth_operator.reports import Transport
 from mammoth_operator.revision import Revision, revision_of, spec_of
 from mammoth_operator.rollout import Past, Plan, Policy, last_ready, plan_rollout, target_of
-from mammoth_operator.scaling import Shrink, shrink
-from mammoth_operator.situation import Situation, hash_of, is_available
+from mammoth_operator.scaling import Shrink, scaling_conflict, shrink
+from mammoth_operator.situation import Situation, hash_of
 from mammoth_operator.spec import PipelineSpec, SpecError, parse
 from mammoth_operator.status import news, refusal_status, rollout_status, status_of
 
-__all__ = ["Known", "decide", "transport_pairs"]
+__all__ = ["Known", "decide"]
 
 IN_THE_WAY_S = 10.0  # no watch shows what is not ours
 WAITING_S = 2.0  # while something is under way that no watch reports
@@ -172,20 +172,11 @@ class _Reconcile:
             was_complete=self.previous.get("currentRevision") == self.target,
             token_missing=self.known.token_missing,
             digests=frozenset(loads[pod.uid].model_digest for pod in ready if pod.uid in loads and loads[pod.uid].model_digest and hash_of(pod) == self.target),
-            scaling_conflict=self._scaling_conflict(),
+            scaling_conflict=scaling_conflict(self.parent, self.spec),
             drift_fought=fought,
             tuning_mode=self.spec.tuning.mode,
             acked=(sum(self._has_acked(pod) for pod in ready), len(ready)),
         )  # fmt: skip
-
-    def _scaling_conflict(self) -> str:
-        for writer in self.parent.writers:
-            mode = self.spec.pool("ar" if writer.pool == "ar" else "dit").scaling.mode
-            if mode == "External" and not writer.through_scale:
-                return f"spec.{writer.pool}.replicas is written by {writer.manager}, but scaling.mode is External: leave it out of the manifest"  # fmt: skip
-            if mode == "Static" and writer.through_scale and not writer.manager.startswith("kubectl"):
-                return f"spec.{writer.pool}.replicas is written by {writer.manager} through the scale subresource, but scaling.mode is Static"  # fmt: skip
-        return ""
 
     def _is_late(self, since: str) -> bool:
         limit = timedelta(seconds=self.spec.rollout.progress_deadline_seconds)
@@ -301,13 +292,3 @@ class _Reconcile:
     def _is_waiting(self, shrinks: Mapping[Pool, Shrink], view: View) -> bool:
         unproven = view.transport is not None and not view.transport.proven
         return any(each.waiting for each in shrinks.values()) or unproven or view.acked[0] < view.acked[1]
-
-
-def transport_pairs(situation: Situation) -> dict[str, tuple[Child, Child]]:
-    """Return, by revision, an AR and a DiT pod that can show that rows travel between them."""
-    pairs = {}
-    for revision in {name for _, name in situation.seen}:
-        ready = [[pod for pod in situation.pods(pool, revision) if is_available(pod)] for pool in POOLS]
-        if all(ready):
-            pairs[revision] = (ready[0][0], ready[1][0])
-    return pairs

@@ -12,7 +12,7 @@ from typing import Any
 from mammoth_operator.acting import Actor
 from mammoth_operator.cluster import Cluster
 from mammoth_operator.control import Control
-from mammoth_operator.decide import Known, decide, transport_pairs
+from mammoth_operator.decide import Known, decide
 from mammoth_operator.decision import Decision, Event
 from mammoth_operator.errors import PermanentError
 from mammoth_operator.index import Index
@@ -107,7 +107,7 @@ class Reconciler:
         """Return the latest transport checks, and start those that are due."""
         key, now = situation.parent.key, time.monotonic()
         out = {}
-        for revision, (ar, dit) in transport_pairs(situation).items():
+        for revision, (ar, dit) in situation.transport_pairs().items():
             proven = revision in situation.proven
             checked, result = self._transports.get((key, revision), (now if proven else -RECHECK_S[False], None))
             if now - checked >= RECHECK_S[proven]:

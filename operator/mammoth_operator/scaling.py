@@ -9,11 +9,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 
-from mammoth_operator.observed import Child
+from mammoth_operator.observed import Child, Parent
 from mammoth_operator.reports import Load
+from mammoth_operator.spec import PipelineSpec
 
-__all__ = ["Shrink", "shrink"]
+__all__ = ["Shrink", "scaling_conflict", "shrink"]
 
+PEOPLE = "kubectl"  # whoever scales by hand
 DRAIN_MAX_S = 45.0  # below what the liveness probe gives a pod that no longer serves; the rest is SIGTERM's drain
 
 
@@ -63,3 +65,15 @@ def _is_done(pod: Child, loads: Mapping[str, Load], now: datetime, drain_s: floa
     load = loads.get(pod.uid)
     since = datetime.fromisoformat(pod.pod.draining_since)
     return load is None or load.work == 0 or (now - since).total_seconds() >= min(drain_s, DRAIN_MAX_S)
+
+
+def scaling_conflict(parent: Parent, spec: PipelineSpec) -> str:
+    """Return who writes replicas that are somebody else's to write; empty when nobody does."""
+    for writer in parent.writers:
+        mode = spec.pool("ar" if writer.pool == "ar" else "dit").scaling.mode
+        field = f"spec.{writer.pool}.replicas is written by {writer.manager}"
+        if mode == "External" and not writer.through_scale:
+            return f"{field}, but scaling.mode is External: leave it out of the manifest"
+        if mode == "Static" and writer.through_scale and not writer.manager.startswith(PEOPLE):
+            return f"{field} through the scale subresource, but scaling.mode is Static"
+    return ""

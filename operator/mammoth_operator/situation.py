@@ -67,6 +67,15 @@ class Situation:
         """Return every pod that takes work."""
         return [pod for pool in POOLS for pod in self.pods(pool) if is_available(pod)]
 
+    def transport_pairs(self) -> dict[str, tuple[Child, Child]]:
+        """Return, by revision, an AR and a DiT pod that can show that rows travel between them."""
+        pairs = {}
+        for revision in {name for _, name in self.seen}:
+            ready = [[pod for pod in self.pods(pool, revision) if is_available(pod)] for pool in POOLS]
+            if all(ready):
+                pairs[revision] = (ready[0][0], ready[1][0])
+        return pairs
+
     def deployment(self, pool: Pool, revision: str) -> Child | None:
         return self.children.get(("Deployment", child_name(self.parent.key.name, pool, revision)))
 

@@ -101,9 +101,19 @@ def new_space(api: Api) -> Iterator[str]:
 
 
 @pytest.fixture
-def credentials(api, render, plane_cluster, space, tmp_path) -> Path:
+def account_of(api, render, plane_cluster, space, tmp_path) -> Callable[..., Path]:
+    """Return a maker of kubeconfigs of the chart's ServiceAccount, as rendered with some values."""
+
+    def make(*values: str) -> Path:
+        return account(api, render, plane_cluster.kubeconfig, space, tmp_path, *values)
+
+    return make
+
+
+@pytest.fixture
+def credentials(account_of, space) -> Path:
     """A kubeconfig of the chart's ServiceAccount, whose Role covers this namespace alone."""
-    return account(api, render, plane_cluster.kubeconfig, space, tmp_path, f"watchNamespaces={{{space}}}")
+    return account_of(f"watchNamespaces={{{space}}}")
 
 
 def account(api: Api, render, admin: Path, home: str, folder: Path, *values: str) -> Path:

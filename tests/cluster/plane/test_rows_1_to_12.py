@@ -163,26 +163,22 @@ def test_row_6_what_was_changed_by_hand_is_restored(operator, pipeline, api):
 
 
 def test_row_6_the_sixth_fight_in_ten_minutes_is_reported(operator, pipeline, api):
+    def change(port: int) -> None:
+        ports = [{"name": "grpc", "port": port, "targetPort": "grpc"}]
+        api.merge("Service", pipeline.namespace, "demo", {"spec": {"ports": ports}})
+
+    def port() -> int:
+        return pipeline.children("Service")["demo"]["spec"]["ports"][0]["port"]
+
     pipeline.create().ready()
-    for port in range(6):
-        api.merge(
-            "Service",
-            pipeline.namespace,
-            "demo",
-            {"spec": {"ports": [{"name": "grpc", "port": 6000 + port, "targetPort": "grpc"}]}},
-        )
-        eventually(lambda: pipeline.children("Service")["demo"]["spec"]["ports"][0]["port"] == 50051)
-        assert pipeline.has("Degraded", "False") or port == 5
+    for fights in range(1, 7):
+        assert pipeline.has("Degraded", "False")
+        change(6000 + fights)
+        eventually(lambda number=fights: len(pipeline.status.get("drift", {}).get("times", ())) == number)
+        assert port() == 50051
     assert "6 times" in pipeline.until("Degraded", "True", "DriftFought")["message"]
-    api.merge(
-        "Service",
-        pipeline.namespace,
-        "demo",
-        {"spec": {"ports": [{"name": "grpc", "port": 7000, "targetPort": "grpc"}]}},
-    )
-    always(
-        lambda: pipeline.children("Service")["demo"]["spec"]["ports"][0]["port"] == 7000, for_s=4, what="slowed down"
-    )
+    change(7000)
+    always(lambda: port() == 7000, for_s=4, what="slowed down")
 
 
 def test_row_7_child_replicas_set_by_hand_are_restored(operator, pipeline, api):

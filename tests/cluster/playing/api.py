@@ -54,10 +54,10 @@ class Api:
         """Return the answer. Raises Refused."""
         headers = {"Accept": "application/json", "Content-Type": content_type}
         response = self._client.call_api(method, f"{self._client.configuration.host}/{path}", headers, body, _request_timeout=(5, 30))  # fmt: skip
-        answer = json.loads(response.read() or b"{}")
+        data = response.read() or b"{}"
         if response.status >= 300:
-            raise Refused(response.status, answer.get("message", ""))
-        return answer
+            raise Refused(response.status, json.loads(data)["message"] if data.startswith(b"{") else data.decode())
+        return json.loads(data)
 
     def get(self, kind: str, namespace: str, name: str) -> Raw | None:
         try:
