@@ -58,6 +58,19 @@ def test_every_bad_value_is_reported_at_once_with_what_it_may_be():
     assert any(line.startswith("MAMMOTH_REFLECTION: 'maybe' is not one of 1, true") for line in lines)
 
 
+@pytest.mark.parametrize(
+    ("argv", "expected"),
+    [
+        (["--device", "cpu"], "float32"),
+        (["--device", "cuda:1"], "bfloat16"),
+        (["--device", "cpu", "--dtype", "bfloat16"], "bfloat16"),
+        (["--device", "cuda", "--dtype", "float32"], "float32"),
+    ],
+)
+def test_the_element_type_follows_the_device_unless_it_is_named(argv, expected):
+    assert read("--model", "m", *argv).dtype_name == expected
+
+
 def test_settings_are_frozen():
     with pytest.raises(FrozenInstanceError):
         read("--model", "m").port = 1

@@ -151,9 +151,7 @@ class ArStage:
         return await check_transport(address, self._service.loaded.layout, self.engine.scope)
 
     def _load(self, checkpoint: Checkpoint, scope: Scope) -> Engine:
-        dtype = torch.float32 if self._settings.device == "cpu" else torch.bfloat16
-        if self._settings.dtype != "auto":
-            dtype = getattr(torch, self._settings.dtype)
+        dtype: torch.dtype = getattr(torch, self._settings.dtype_name)
         return Engine.load(
             checkpoint,
             scope,

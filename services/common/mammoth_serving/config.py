@@ -57,6 +57,13 @@ class ServingSettings:
         "least severe level that is logged", default="info"
     )
 
+    @property
+    def dtype_name(self) -> str:
+        """The element type to compute in, with `auto` decided."""
+        if self.dtype != "auto":
+            return self.dtype
+        return "float32" if self.device == "cpu" else "bfloat16"
+
 
 def load(kind: type[T], argv: Sequence[str], environ: Mapping[str, str], *, prog: str) -> T:
     """Return `kind` filled from `argv`, then `environ`, then defaults. `--help` prints every setting and exits.

@@ -124,9 +124,7 @@ class DitStage:
         raise InvalidRequest([("address", "only the AR stage sends rows; ask one of its pods")])
 
     def _load(self, checkpoint: Checkpoint) -> Engine:
-        dtype = torch.float32 if self._settings.device == "cpu" else torch.bfloat16
-        if self._settings.dtype != "auto":
-            dtype = getattr(torch, self._settings.dtype)
+        dtype: torch.dtype = getattr(torch, self._settings.dtype_name)
         return Engine(load(checkpoint, dtype=dtype, device=self._settings.device), exactness=self._settings.exactness)
 
 
