@@ -13,6 +13,7 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGES = [
     ROOT / "protos/mammoth_wire",
+    ROOT / "services/common/mammoth_policy",
     ROOT / "services/common/mammoth_serving",
     ROOT / "services/ar_stage/mammoth_ar",
     ROOT / "services/dit_stage/mammoth_dit",

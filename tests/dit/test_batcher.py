@@ -10,11 +10,12 @@ from contextlib import asynccontextmanager
 import pytest
 import torch
 
-from mammoth_dit.batching import Batcher, Policy
+from mammoth_dit.batching import Batcher
 from mammoth_dit.isolation import DeviceLost
 from mammoth_dit.jobs import Job, Picture
 from mammoth_dit.testing import SimulatedDevice, TinyEngine
 from mammoth_dit.tickets import Batched, Event, Queued, Step, Ticket
+from mammoth_policy.waves import Policy
 from mammoth_serving.device import DeviceWorker
 from mammoth_wire.errors import (
     AlreadyRunning,

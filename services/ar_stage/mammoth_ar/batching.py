@@ -2,7 +2,7 @@
 
 The loop is the only one that touches the engine, through an injected `run(function, *args)` that executes on the device
 worker. Whatever happens to a sequence (done, failed, cancelled, engine lost, shutdown), its ticket ends and its slots
-come back. Policy lives in `scheduling`.
+come back. Policy lives in `mammoth_policy.tokens`.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from typing import Any, Protocol, TypeVar
 
 import torch
 
-from mammoth_ar.scheduling import Action, Load, Work, plan, steps_until_done
 from mammoth_ar.sequence import Rows, Running
 from mammoth_ar.sequence import Sequence as TokenSequence
 from mammoth_ar.tickets import Progress, Queued, Ticket
+from mammoth_policy.tokens import Action, Load, Work, plan, steps_until_done
 from mammoth_wire.errors import EngineFailed, InvalidRequest, MammothError, Overloaded, Unavailable
 
 __all__ = ["Batcher", "BatcherEngine", "Run", "Snapshot"]
@@ -242,7 +242,8 @@ class Batcher:
             if isinstance(outcome, EngineFailed):
                 job.ticket.end(outcome)
                 continue
-            job.held.append(outcome)
+            if len(outcome.ids):
+                job.held.append(outcome)
             if job.running.is_done or sum(len(rows.ids) for rows in job.held) >= self._chunk_rows:
                 job.flush()
             if job.running.is_done:

@@ -1,7 +1,7 @@
-"""Own the queue of jobs: decide when the device starts which wave, tell every job how it goes, resolve every job.
+"""Do: own the queue of jobs: start waves when the policy says so, tell every job how it goes, resolve every job.
 
-`plan` is pure; `Batcher` lives on the event loop and is the queue's only owner. The device runs elsewhere (an injected
-`run` coroutine): what it reports crosses over by `call_soon_threadsafe`.
+`Batcher` lives on the event loop and is the queue's only owner. The device runs elsewhere (an injected `run` coroutine):
+what it reports crosses over by `call_soon_threadsafe`.
 """
 
 from __future__ import annotations
@@ -9,81 +9,19 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import takewhile
-from typing import Generic, Protocol, TypeVar
+from typing import Protocol
 
 from mammoth_dit.jobs import Job, Outcome, Picture, Watch
-from mammoth_dit.pace import Key, Pace
 from mammoth_dit.tickets import Ticket
+from mammoth_policy.pace import Key, Pace
+from mammoth_policy.waves import Policy, Run, Wait, plan
 from mammoth_wire.errors import AlreadyRunning, MammothError, Overloaded, Unavailable
 
-__all__ = ["Batcher", "Policy", "Run", "RunOnDevice", "Sampler", "Snapshot", "Wait", "plan"]
+__all__ = ["Batcher", "RunOnDevice", "Sampler", "Snapshot"]
 
-MAX_QUIET_S = 0.050
 SMOOTHING = 0.3  # weight of the newest wave in the measured rates
 MIN_RETRY_S, MAX_RETRY_S = 0.5, 60.0
 UNMEASURED_RETRY_S = 5.0
-
-
-@dataclass(frozen=True, slots=True)
-class Policy:
-    """Live limits of wave formation. `max_wait_s` 0 switches waiting off."""
-
-    max_num_seqs: int = 8
-    max_wait_s: float = 0.020
-
-    def __post_init__(self) -> None:
-        if self.max_num_seqs < 1 or not 0 <= self.max_wait_s < float("inf"):
-            raise ValueError(
-                f"max_num_seqs {self.max_num_seqs} must be at least 1, max_wait_s {self.max_wait_s} at least 0"
-            )
-
-    @property
-    def quiet_s(self) -> float:
-        """A pause in arrivals this long ends the wait."""
-        return min(MAX_QUIET_S, self.max_wait_s / 5)
-
-
-class Keyed(Protocol):
-    """What `plan` knows of a waiting job."""
-
-    @property
-    def key(self) -> tuple[int, int, int]: ...
-
-
-W = TypeVar("W", bound=Keyed)
-
-
-@dataclass(frozen=True, slots=True)
-class Run(Generic[W]):
-    """Start a wave of these jobs now."""
-
-    jobs: Sequence[W]
-
-
-@dataclass(frozen=True, slots=True)
-class Wait:
-    """Decide again at this time, or at the next arrival; None means only then."""
-
-    until: float | None
-
-
-def plan(waiting: Sequence[W], now: float, policy: Policy, *, last_arrival_at: float, began_at: float) -> Run[W] | Wait:
-    """Decide what an idle device does next.
-
-    It waits for company only while that is allowed (`max_wait_s` above 0, `max_num_seqs` above 1): until `max_num_seqs`
-    jobs wait, arrivals have paused for `quiet_s`, or `max_wait_s` has passed since `began_at`, when the wait began. A wave
-    is the head of the queue up to the first job of another key: nobody overtakes.
-
-    Source: request-level batching of vLLM-Omni (PR #7476).
-    """
-    if not waiting:
-        return Wait(until=None)
-    until = min(began_at + policy.max_wait_s, last_arrival_at + policy.quiet_s)
-    if len(waiting) < policy.max_num_seqs and now < until:
-        return Wait(until)
-    peers = takewhile(lambda job: job.key == waiting[0].key, waiting[: policy.max_num_seqs])
-    return Run(list(peers))
 
 
 class Sampler(Protocol):

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from mammoth_ar.scheduling import Action, Load, Work, plan, steps_until_done
+from mammoth_policy.tokens import Action, Load, Work, plan, steps_until_done
 
 
 @pytest.mark.parametrize(

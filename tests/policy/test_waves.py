@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import pytest
 
-from mammoth_dit.batching import Policy, Run, Wait, plan
+from mammoth_policy.waves import Policy, Run, Wait, plan
 
 POLICY = Policy(max_num_seqs=4, max_wait_s=0.020)  # quiet after 4 ms
 A, B = (512, 512, 50), (1024, 1024, 50)
