@@ -18,7 +18,8 @@ from grpc_reflection.v1alpha import reflection_pb2, reflection_pb2_grpc
 
 from mammoth_serving.config import ConfigError, ServingSettings
 from mammoth_serving.control import ControlService, LiveLimits
-from mammoth_serving.lifecycle import Gate, serve
+from mammoth_serving.lifecycle import LIVENESS, Gate, serve
+from mammoth_serving.served import ServedLog
 from mammoth_serving.telemetry import Metrics
 from mammoth_wire.errors import InvalidRequest, StaleEpoch, Unavailable, as_status, from_rpc_error
 from mammoth_wire.v1 import control_pb2, control_pb2_grpc, diffusion_pb2, diffusion_pb2_grpc
@@ -36,6 +37,7 @@ class SlowStage(diffusion_pb2_grpc.DiffusionServicer):
     def __init__(self, gate: Gate) -> None:
         self.gate, self.metrics = gate, Metrics("dit")
         self.limits = LiveLimits(8, 20.0)
+        self.served = ServedLog()
         self.loaded, self.released, self.crash = asyncio.Event(), asyncio.Event(), asyncio.Event()
         self.entered = asyncio.Event()
         self.stalled = 0.0
@@ -69,6 +71,9 @@ class SlowStage(diffusion_pb2_grpc.DiffusionServicer):
     async def profile(self, shape, batch_size, steps):
         return [1.0] * steps
 
+    async def profile_rest(self, shape):
+        return 1.0
+
     async def check_transport(self, address):
         return control_pb2.CheckTransportResponse(equal=True)
 
@@ -92,12 +97,21 @@ class Served:
         self.probes = grpc.aio.insecure_channel(f"127.0.0.1:{ports['health_port']}")
         self.commands = control_pb2_grpc.ControlStub(self.control)
 
-    async def health(self):
-        return (await health_pb2_grpc.HealthStub(self.probes).Check(health_pb2.HealthCheckRequest())).status
+    async def health(self, service=""):
+        return (
+            await health_pb2_grpc.HealthStub(self.probes).Check(health_pb2.HealthCheckRequest(service=service))
+        ).status
 
-    async def until(self, status):
+    async def until(self, status, service=""):
         async with asyncio.timeout(10):
-            while await self.health() != status:
+            while await self.health(service) != status:
+                await asyncio.sleep(0.01)
+
+    async def hung_up(self):
+        """Wait until the open connection has been ended and the port takes no other one."""
+        async with asyncio.timeout(10):
+            await self.public.wait_for_state_change(grpc.ChannelConnectivity.READY)
+            while accepts(self.ports["port"]):
                 await asyncio.sleep(0.01)
 
     def call(self):
@@ -106,6 +120,14 @@ class Served:
     async def load(self):
         self.stage.loaded.set()
         await self.until(SERVING)
+
+
+def accepts(port):
+    try:
+        socket.create_connection(("127.0.0.1", port), timeout=5).close()
+    except OSError:
+        return False
+    return True
 
 
 @pytest.fixture
@@ -138,8 +160,7 @@ async def serving(settings):
         for channel in (served.public, served.control, served.probes):
             await channel.close()
         stage.released.set()
-        if not task.done():
-            os.kill(os.getpid(), signal.SIGTERM)
+        task.cancel()  # a signal might be the second one, which ends the process and hides why the test failed
         await asyncio.gather(task, return_exceptions=True)
 
 
@@ -161,14 +182,25 @@ async def test_an_accepted_call_survives_sigterm_and_a_new_one_is_refused(settin
         accepted = served.call()
         await served.stage.entered.wait()
         os.kill(os.getpid(), signal.SIGTERM)
-        await served.until(NOT_SERVING)
+        await served.hung_up()
         with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await served.call().read()
+            await health_pb2_grpc.HealthStub(served.public).Check(health_pb2.HealthCheckRequest())
         assert isinstance(from_rpc_error(caught.value), Unavailable)
-        assert "draining" in caught.value.details()
+        assert await served.health() == NOT_SERVING
         served.stage.released.set()
         assert (await accepted.read()).drawn.rgb_sha256 == "done"
         await served.task
+
+
+async def test_a_drain_ends_idle_connections_so_that_clients_look_for_another_replica(settings):
+    async with serving(settings) as served:
+        await served.load()
+        accepted = served.call()
+        await served.stage.entered.wait()
+        await served.commands.Drain(control_pb2.DrainRequest())
+        await served.hung_up()
+        served.stage.released.set()
+        assert (await accepted.read()).drawn.rgb_sha256 == "done"
 
 
 async def test_a_call_that_outlasts_the_drain_does_not_keep_the_process(settings):
@@ -196,8 +228,40 @@ async def test_a_stuck_engine_is_not_serving_until_it_moves_again(settings):
         await served.load()
         served.stage.stalled = settings.stall_seconds + 1
         await served.until(NOT_SERVING)
+        await served.until(NOT_SERVING, LIVENESS)
         served.stage.stalled = 0.0
         await served.until(SERVING)
+
+
+@pytest.mark.parametrize("told", ["by a signal", "through Control"])
+async def test_a_stage_that_loads_or_drains_is_alive(settings, told):
+    async with serving(settings) as served:
+        assert await served.health(LIVENESS) == SERVING
+        await served.load()
+        accepted = served.call()
+        await served.stage.entered.wait()
+        if told == "by a signal":
+            os.kill(os.getpid(), signal.SIGTERM)
+        else:
+            await served.commands.Drain(control_pb2.DrainRequest())
+        await served.until(NOT_SERVING)
+        assert await served.health(LIVENESS) == SERVING
+        served.stage.released.set()
+        assert (await accepted.read()).drawn.rgb_sha256 == "done"
+        if told == "by a signal":
+            await served.task
+
+
+async def test_a_stage_that_is_stuck_in_its_drain_is_dead(settings):
+    async with serving(settings) as served:
+        await served.load()
+        await served.commands.Drain(control_pb2.DrainRequest())
+        await served.until(NOT_SERVING)
+        served.stage.stalled = settings.stall_seconds + 1
+        await served.until(NOT_SERVING, LIVENESS)
+        served.stage.stalled = 0.0
+        await served.until(SERVING, LIVENESS)
+        assert await served.health() == NOT_SERVING
 
 
 async def test_a_failed_start_ends_the_process(settings):

@@ -26,7 +26,7 @@ from google.protobuf import duration_pb2 as google_dot_protobuf_dot_duration__pb
 from mammoth_wire.v1 import types_pb2 as mammoth__wire_dot_v1_dot_types__pb2
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dmammoth_wire/v1/control.proto\x12\nmammoth.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1bmammoth_wire/v1/types.proto\"d\n\x06Limits\x12\x14\n\x0cmax_num_seqs\x18\x01 \x01(\x05\x12&\n\x19request_batch_max_wait_ms\x18\x02 \x01(\x01H\x00\x88\x01\x01\x42\x1c\n\x1a_request_batch_max_wait_ms\"\x11\n\x0fGetStateRequest\"\x98\x03\n\x05State\x12\r\n\x05stage\x18\x01 \x01(\t\x12\x14\n\x0cmodel_digest\x18\x02 \x01(\t\x12\x10\n\x08\x63ontract\x18\x03 \x01(\t\x12\x10\n\x08\x63\x61pacity\x18\x04 \x01(\x05\x12\"\n\x06limits\x18\x05 \x01(\x0b\x32\x12.mammoth.v1.Limits\x12\r\n\x05\x65poch\x18\x06 \x01(\x04\x12\x13\n\x0bqueue_depth\x18\x07 \x01(\x05\x12\x11\n\tin_flight\x18\x08 \x01(\x05\x12\x0f\n\x07serving\x18\t \x01(\x08\x12\x10\n\x08\x64raining\x18\n \x01(\x08\x12\x0e\n\x06idle_s\x18\x0b \x01(\x01\x12,\n\x0b\x65nvironment\x18\x0c \x01(\x0b\x32\x17.mammoth.v1.Environment\x12\x11\n\texactness\x18\r \x01(\t\x12\x13\n\x0bunits_per_s\x18\x0e \x01(\x01\x12\x31\n\x08settings\x18\x0f \x03(\x0b\x32\x1f.mammoth.v1.State.SettingsEntry\x1a/\n\rSettingsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\x93\x01\n\x10SetLimitsRequest\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x19\n\x0cmax_num_seqs\x18\x02 \x01(\x05H\x00\x88\x01\x01\x12&\n\x19request_batch_max_wait_ms\x18\x03 \x01(\x01H\x01\x88\x01\x01\x42\x0f\n\r_max_num_seqsB\x1c\n\x1a_request_batch_max_wait_ms\"F\n\x11SetLimitsResponse\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\"\n\x06limits\x18\x02 \x01(\x0b\x32\x12.mammoth.v1.Limits\"\x0e\n\x0c\x44rainRequest\"7\n\rDrainResponse\x12\x11\n\tin_flight\x18\x01 \x01(\x05\x12\x13\n\x0bqueue_depth\x18\x02 \x01(\x05\"W\n\x0eProfileRequest\x12!\n\x06shapes\x18\x01 \x03(\x0b\x32\x11.mammoth.v1.Shape\x12\x13\n\x0b\x62\x61tch_sizes\x18\x02 \x03(\x05\x12\r\n\x05steps\x18\x03 \x01(\x05\"&\n\x05Shape\x12\x0e\n\x06height\x18\x01 \x01(\x05\x12\r\n\x05width\x18\x02 \x01(\x05\"n\n\x0fProfileResponse\x12-\n\x0cmeasurements\x18\x01 \x03(\x0b\x32\x17.mammoth.v1.Measurement\x12,\n\x0b\x65nvironment\x18\x02 \x01(\x0b\x32\x17.mammoth.v1.Environment\"T\n\x0bMeasurement\x12 \n\x05shape\x18\x01 \x01(\x0b\x32\x11.mammoth.v1.Shape\x12\x12\n\nbatch_size\x18\x02 \x01(\x05\x12\x0f\n\x07step_ms\x18\x03 \x03(\x01\"(\n\x15\x43heckTransportRequest\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\"x\n\x16\x43heckTransportResponse\x12\r\n\x05\x65qual\x18\x01 \x01(\x08\x12\x0e\n\x06sha256\x18\x02 \x01(\t\x12\x13\n\x0btotal_bytes\x18\x03 \x01(\x04\x12*\n\x07\x65lapsed\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration2\xea\x02\n\x07\x43ontrol\x12:\n\x08GetState\x12\x1b.mammoth.v1.GetStateRequest\x1a\x11.mammoth.v1.State\x12H\n\tSetLimits\x12\x1c.mammoth.v1.SetLimitsRequest\x1a\x1d.mammoth.v1.SetLimitsResponse\x12<\n\x05\x44rain\x12\x18.mammoth.v1.DrainRequest\x1a\x19.mammoth.v1.DrainResponse\x12\x42\n\x07Profile\x12\x1a.mammoth.v1.ProfileRequest\x1a\x1b.mammoth.v1.ProfileResponse\x12W\n\x0e\x43heckTransport\x12!.mammoth.v1.CheckTransportRequest\x1a\".mammoth.v1.CheckTransportResponseb\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1dmammoth_wire/v1/control.proto\x12\nmammoth.v1\x1a\x1egoogle/protobuf/duration.proto\x1a\x1bmammoth_wire/v1/types.proto\"d\n\x06Limits\x12\x14\n\x0cmax_num_seqs\x18\x01 \x01(\x05\x12&\n\x19request_batch_max_wait_ms\x18\x02 \x01(\x01H\x00\x88\x01\x01\x42\x1c\n\x1a_request_batch_max_wait_ms\"\'\n\x0fGetStateRequest\x12\x14\n\x0cserved_after\x18\x01 \x01(\x04\"\xe4\x03\n\x05State\x12\r\n\x05stage\x18\x01 \x01(\t\x12\x14\n\x0cmodel_digest\x18\x02 \x01(\t\x12\x10\n\x08\x63ontract\x18\x03 \x01(\t\x12\x10\n\x08\x63\x61pacity\x18\x04 \x01(\x05\x12\"\n\x06limits\x18\x05 \x01(\x0b\x32\x12.mammoth.v1.Limits\x12\r\n\x05\x65poch\x18\x06 \x01(\x04\x12\x13\n\x0bqueue_depth\x18\x07 \x01(\x05\x12\x11\n\tin_flight\x18\x08 \x01(\x05\x12\x0f\n\x07serving\x18\t \x01(\x08\x12\x10\n\x08\x64raining\x18\n \x01(\x08\x12\x0e\n\x06idle_s\x18\x0b \x01(\x01\x12,\n\x0b\x65nvironment\x18\x0c \x01(\x0b\x32\x17.mammoth.v1.Environment\x12\x11\n\texactness\x18\r \x01(\t\x12\x13\n\x0bunits_per_s\x18\x0e \x01(\x01\x12\x31\n\x08settings\x18\x0f \x03(\x0b\x32\x1f.mammoth.v1.State.SettingsEntry\x12\"\n\x06served\x18\x10 \x03(\x0b\x32\x12.mammoth.v1.Served\x12\x14\n\x0cserved_total\x18\x11 \x01(\x04\x12\x10\n\x08instance\x18\x12 \x01(\t\x1a/\n\rSettingsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\t:\x02\x38\x01\"\xbc\x02\n\x06Served\x12\x10\n\x08sequence\x18\x01 \x01(\x04\x12\x13\n\x0b\x61sked_ago_s\x18\x02 \x01(\x01\x12\x0e\n\x06height\x18\x03 \x01(\x05\x12\r\n\x05width\x18\x04 \x01(\x05\x12\r\n\x05steps\x18\x05 \x01(\x05\x12\x0c\n\x04rows\x18\x06 \x01(\x05\x12\x15\n\rprompt_tokens\x18\x07 \x01(\x05\x12\x12\n\nbatch_size\x18\x08 \x01(\x05\x12\x0e\n\x06\x66\x61iled\x18\t \x01(\x08\x12\x12\n\nar_queue_s\x18\n \x01(\x01\x12\x0c\n\x04\x61r_s\x18\x0b \x01(\x01\x12\x12\n\nhandover_s\x18\x0c \x01(\x01\x12\x13\n\x0b\x64it_queue_s\x18\r \x01(\x01\x12\x11\n\tdenoise_s\x18\x0e \x01(\x01\x12\x10\n\x08\x64\x65\x63ode_s\x18\x0f \x01(\x01\x12\x13\n\x0bgrid_tokens\x18\x11 \x01(\x05\x12\x0f\n\x07total_s\x18\x10 \x01(\x01\"\x93\x01\n\x10SetLimitsRequest\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\x19\n\x0cmax_num_seqs\x18\x02 \x01(\x05H\x00\x88\x01\x01\x12&\n\x19request_batch_max_wait_ms\x18\x03 \x01(\x01H\x01\x88\x01\x01\x42\x0f\n\r_max_num_seqsB\x1c\n\x1a_request_batch_max_wait_ms\"F\n\x11SetLimitsResponse\x12\r\n\x05\x65poch\x18\x01 \x01(\x04\x12\"\n\x06limits\x18\x02 \x01(\x0b\x32\x12.mammoth.v1.Limits\"\x0e\n\x0c\x44rainRequest\"7\n\rDrainResponse\x12\x11\n\tin_flight\x18\x01 \x01(\x05\x12\x13\n\x0bqueue_depth\x18\x02 \x01(\x05\"W\n\x0eProfileRequest\x12!\n\x06shapes\x18\x01 \x03(\x0b\x32\x11.mammoth.v1.Shape\x12\x13\n\x0b\x62\x61tch_sizes\x18\x02 \x03(\x05\x12\r\n\x05steps\x18\x03 \x01(\x05\"&\n\x05Shape\x12\x0e\n\x06height\x18\x01 \x01(\x05\x12\r\n\x05width\x18\x02 \x01(\x05\"n\n\x0fProfileResponse\x12-\n\x0cmeasurements\x18\x01 \x03(\x0b\x32\x17.mammoth.v1.Measurement\x12,\n\x0b\x65nvironment\x18\x02 \x01(\x0b\x32\x17.mammoth.v1.Environment\"e\n\x0bMeasurement\x12 \n\x05shape\x18\x01 \x01(\x0b\x32\x11.mammoth.v1.Shape\x12\x12\n\nbatch_size\x18\x02 \x01(\x05\x12\x0f\n\x07step_ms\x18\x03 \x03(\x01\x12\x0f\n\x07rest_ms\x18\x04 \x01(\x01\"(\n\x15\x43heckTransportRequest\x12\x0f\n\x07\x61\x64\x64ress\x18\x01 \x01(\t\"x\n\x16\x43heckTransportResponse\x12\r\n\x05\x65qual\x18\x01 \x01(\x08\x12\x0e\n\x06sha256\x18\x02 \x01(\t\x12\x13\n\x0btotal_bytes\x18\x03 \x01(\x04\x12*\n\x07\x65lapsed\x18\x04 \x01(\x0b\x32\x19.google.protobuf.Duration2\xea\x02\n\x07\x43ontrol\x12:\n\x08GetState\x12\x1b.mammoth.v1.GetStateRequest\x1a\x11.mammoth.v1.State\x12H\n\tSetLimits\x12\x1c.mammoth.v1.SetLimitsRequest\x1a\x1d.mammoth.v1.SetLimitsResponse\x12<\n\x05\x44rain\x12\x18.mammoth.v1.DrainRequest\x1a\x19.mammoth.v1.DrainResponse\x12\x42\n\x07Profile\x12\x1a.mammoth.v1.ProfileRequest\x1a\x1b.mammoth.v1.ProfileResponse\x12W\n\x0e\x43heckTransport\x12!.mammoth.v1.CheckTransportRequest\x1a\".mammoth.v1.CheckTransportResponseb\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -38,31 +38,33 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_LIMITS']._serialized_start=106
   _globals['_LIMITS']._serialized_end=206
   _globals['_GETSTATEREQUEST']._serialized_start=208
-  _globals['_GETSTATEREQUEST']._serialized_end=225
-  _globals['_STATE']._serialized_start=228
-  _globals['_STATE']._serialized_end=636
-  _globals['_STATE_SETTINGSENTRY']._serialized_start=589
-  _globals['_STATE_SETTINGSENTRY']._serialized_end=636
-  _globals['_SETLIMITSREQUEST']._serialized_start=639
-  _globals['_SETLIMITSREQUEST']._serialized_end=786
-  _globals['_SETLIMITSRESPONSE']._serialized_start=788
-  _globals['_SETLIMITSRESPONSE']._serialized_end=858
-  _globals['_DRAINREQUEST']._serialized_start=860
-  _globals['_DRAINREQUEST']._serialized_end=874
-  _globals['_DRAINRESPONSE']._serialized_start=876
-  _globals['_DRAINRESPONSE']._serialized_end=931
-  _globals['_PROFILEREQUEST']._serialized_start=933
-  _globals['_PROFILEREQUEST']._serialized_end=1020
-  _globals['_SHAPE']._serialized_start=1022
-  _globals['_SHAPE']._serialized_end=1060
-  _globals['_PROFILERESPONSE']._serialized_start=1062
-  _globals['_PROFILERESPONSE']._serialized_end=1172
-  _globals['_MEASUREMENT']._serialized_start=1174
-  _globals['_MEASUREMENT']._serialized_end=1258
-  _globals['_CHECKTRANSPORTREQUEST']._serialized_start=1260
-  _globals['_CHECKTRANSPORTREQUEST']._serialized_end=1300
-  _globals['_CHECKTRANSPORTRESPONSE']._serialized_start=1302
-  _globals['_CHECKTRANSPORTRESPONSE']._serialized_end=1422
-  _globals['_CONTROL']._serialized_start=1425
-  _globals['_CONTROL']._serialized_end=1787
+  _globals['_GETSTATEREQUEST']._serialized_end=247
+  _globals['_STATE']._serialized_start=250
+  _globals['_STATE']._serialized_end=734
+  _globals['_STATE_SETTINGSENTRY']._serialized_start=687
+  _globals['_STATE_SETTINGSENTRY']._serialized_end=734
+  _globals['_SERVED']._serialized_start=737
+  _globals['_SERVED']._serialized_end=1053
+  _globals['_SETLIMITSREQUEST']._serialized_start=1056
+  _globals['_SETLIMITSREQUEST']._serialized_end=1203
+  _globals['_SETLIMITSRESPONSE']._serialized_start=1205
+  _globals['_SETLIMITSRESPONSE']._serialized_end=1275
+  _globals['_DRAINREQUEST']._serialized_start=1277
+  _globals['_DRAINREQUEST']._serialized_end=1291
+  _globals['_DRAINRESPONSE']._serialized_start=1293
+  _globals['_DRAINRESPONSE']._serialized_end=1348
+  _globals['_PROFILEREQUEST']._serialized_start=1350
+  _globals['_PROFILEREQUEST']._serialized_end=1437
+  _globals['_SHAPE']._serialized_start=1439
+  _globals['_SHAPE']._serialized_end=1477
+  _globals['_PROFILERESPONSE']._serialized_start=1479
+  _globals['_PROFILERESPONSE']._serialized_end=1589
+  _globals['_MEASUREMENT']._serialized_start=1591
+  _globals['_MEASUREMENT']._serialized_end=1692
+  _globals['_CHECKTRANSPORTREQUEST']._serialized_start=1694
+  _globals['_CHECKTRANSPORTREQUEST']._serialized_end=1734
+  _globals['_CHECKTRANSPORTRESPONSE']._serialized_start=1736
+  _globals['_CHECKTRANSPORTRESPONSE']._serialized_end=1856
+  _globals['_CONTROL']._serialized_start=1859
+  _globals['_CONTROL']._serialized_end=2221
 # @@protoc_insertion_point(module_scope)

@@ -49,12 +49,17 @@ Global___Limits: _TypeAlias = Limits  # noqa: Y015
 class GetStateRequest(_message.Message):
     DESCRIPTOR: _descriptor.Descriptor
 
+    SERVED_AFTER_FIELD_NUMBER: _builtins.int
+    served_after: _builtins.int
+    """report the pictures that ended after this sequence number"""
     def __init__(
         self,
+        *,
+        served_after: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["served_after", b"served_after"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
@@ -99,6 +104,9 @@ class State(_message.Message):
     EXACTNESS_FIELD_NUMBER: _builtins.int
     UNITS_PER_S_FIELD_NUMBER: _builtins.int
     SETTINGS_FIELD_NUMBER: _builtins.int
+    SERVED_FIELD_NUMBER: _builtins.int
+    SERVED_TOTAL_FIELD_NUMBER: _builtins.int
+    INSTANCE_FIELD_NUMBER: _builtins.int
     stage: _builtins.str
     """ar or dit"""
     model_digest: _builtins.str
@@ -115,12 +123,20 @@ class State(_message.Message):
     exactness: _builtins.str
     units_per_s: _builtins.float
     """AR: tokens, DiT: pictures, over the recent past; 0 when unknown"""
+    served_total: _builtins.int
+    """AR: the sequence number of the newest"""
+    instance: _builtins.str
+    """another one means that the process restarted and counts from zero again"""
     @_builtins.property
     def limits(self) -> Global___Limits: ...
     @_builtins.property
     def environment(self) -> _types_pb2.Environment: ...
     @_builtins.property
     def settings(self) -> _containers.ScalarMap[_builtins.str, _builtins.str]: ...
+    @_builtins.property
+    def served(self) -> _containers.RepeatedCompositeFieldContainer[Global___Served]:
+        """AR: the pictures that ended after `served_after`, oldest first; the oldest are forgotten"""
+
     def __init__(
         self,
         *,
@@ -139,14 +155,90 @@ class State(_message.Message):
         exactness: _builtins.str = ...,
         units_per_s: _builtins.float = ...,
         settings: _abc.Mapping[_builtins.str, _builtins.str] | None = ...,
+        served: _abc.Iterable[Global___Served] | None = ...,
+        served_total: _builtins.int = ...,
+        instance: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["environment", b"environment", "limits", b"limits"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["capacity", b"capacity", "contract", b"contract", "draining", b"draining", "environment", b"environment", "epoch", b"epoch", "exactness", b"exactness", "idle_s", b"idle_s", "in_flight", b"in_flight", "limits", b"limits", "model_digest", b"model_digest", "queue_depth", b"queue_depth", "serving", b"serving", "settings", b"settings", "stage", b"stage", "units_per_s", b"units_per_s"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["capacity", b"capacity", "contract", b"contract", "draining", b"draining", "environment", b"environment", "epoch", b"epoch", "exactness", b"exactness", "idle_s", b"idle_s", "in_flight", b"in_flight", "instance", b"instance", "limits", b"limits", "model_digest", b"model_digest", "queue_depth", b"queue_depth", "served", b"served", "served_total", b"served_total", "serving", b"serving", "settings", b"settings", "stage", b"stage", "units_per_s", b"units_per_s"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
 Global___State: _TypeAlias = State  # noqa: Y015
+
+@_typing.final
+class Served(_message.Message):
+    """A picture that ended. Every time is a length, so that clocks need not agree."""
+
+    DESCRIPTOR: _descriptor.Descriptor
+
+    SEQUENCE_FIELD_NUMBER: _builtins.int
+    ASKED_AGO_S_FIELD_NUMBER: _builtins.int
+    HEIGHT_FIELD_NUMBER: _builtins.int
+    WIDTH_FIELD_NUMBER: _builtins.int
+    STEPS_FIELD_NUMBER: _builtins.int
+    ROWS_FIELD_NUMBER: _builtins.int
+    PROMPT_TOKENS_FIELD_NUMBER: _builtins.int
+    BATCH_SIZE_FIELD_NUMBER: _builtins.int
+    FAILED_FIELD_NUMBER: _builtins.int
+    AR_QUEUE_S_FIELD_NUMBER: _builtins.int
+    AR_S_FIELD_NUMBER: _builtins.int
+    HANDOVER_S_FIELD_NUMBER: _builtins.int
+    DIT_QUEUE_S_FIELD_NUMBER: _builtins.int
+    DENOISE_S_FIELD_NUMBER: _builtins.int
+    DECODE_S_FIELD_NUMBER: _builtins.int
+    GRID_TOKENS_FIELD_NUMBER: _builtins.int
+    TOTAL_S_FIELD_NUMBER: _builtins.int
+    sequence: _builtins.int
+    asked_ago_s: _builtins.float
+    """from when it was asked for to this report"""
+    height: _builtins.int
+    width: _builtins.int
+    steps: _builtins.int
+    rows: _builtins.int
+    """2 with guidance in the LLM"""
+    prompt_tokens: _builtins.int
+    batch_size: _builtins.int
+    failed: _builtins.bool
+    """for a reason that was ours; the times after it are 0"""
+    ar_queue_s: _builtins.float
+    ar_s: _builtins.float
+    handover_s: _builtins.float
+    dit_queue_s: _builtins.float
+    denoise_s: _builtins.float
+    decode_s: _builtins.float
+    grid_tokens: _builtins.int
+    total_s: _builtins.float
+    """from when it was asked for to its last byte"""
+    def __init__(
+        self,
+        *,
+        sequence: _builtins.int = ...,
+        asked_ago_s: _builtins.float = ...,
+        height: _builtins.int = ...,
+        width: _builtins.int = ...,
+        steps: _builtins.int = ...,
+        rows: _builtins.int = ...,
+        prompt_tokens: _builtins.int = ...,
+        batch_size: _builtins.int = ...,
+        failed: _builtins.bool = ...,
+        ar_queue_s: _builtins.float = ...,
+        ar_s: _builtins.float = ...,
+        handover_s: _builtins.float = ...,
+        dit_queue_s: _builtins.float = ...,
+        denoise_s: _builtins.float = ...,
+        decode_s: _builtins.float = ...,
+        grid_tokens: _builtins.int = ...,
+        total_s: _builtins.float = ...,
+    ) -> None: ...
+    _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
+    def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["ar_queue_s", b"ar_queue_s", "ar_s", b"ar_s", "asked_ago_s", b"asked_ago_s", "batch_size", b"batch_size", "decode_s", b"decode_s", "denoise_s", b"denoise_s", "dit_queue_s", b"dit_queue_s", "failed", b"failed", "grid_tokens", b"grid_tokens", "handover_s", b"handover_s", "height", b"height", "prompt_tokens", b"prompt_tokens", "rows", b"rows", "sequence", b"sequence", "steps", b"steps", "total_s", b"total_s", "width", b"width"]  # noqa: Y015
+    def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
+    def WhichOneof(self, oneof_group: _Never) -> None: ...
+
+Global___Served: _TypeAlias = Served  # noqa: Y015
 
 @_typing.final
 class SetLimitsRequest(_message.Message):
@@ -325,7 +417,10 @@ class Measurement(_message.Message):
     SHAPE_FIELD_NUMBER: _builtins.int
     BATCH_SIZE_FIELD_NUMBER: _builtins.int
     STEP_MS_FIELD_NUMBER: _builtins.int
+    REST_MS_FIELD_NUMBER: _builtins.int
     batch_size: _builtins.int
+    rest_ms: _builtins.float
+    """AR: reading a prompt of that length; DiT: what a picture takes beside its steps. 0 when not measured"""
     @_builtins.property
     def shape(self) -> Global___Shape: ...
     @_builtins.property
@@ -338,10 +433,11 @@ class Measurement(_message.Message):
         shape: Global___Shape | None = ...,
         batch_size: _builtins.int = ...,
         step_ms: _abc.Iterable[_builtins.float] | None = ...,
+        rest_ms: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["shape", b"shape"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_size", b"batch_size", "shape", b"shape", "step_ms", b"step_ms"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["batch_size", b"batch_size", "rest_ms", b"rest_ms", "shape", b"shape", "step_ms", b"step_ms"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

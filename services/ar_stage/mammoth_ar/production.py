@@ -23,18 +23,20 @@ from mammoth_ar.prompt import PromptTemplate
 from mammoth_ar.replay import History, replay_delay_s
 from mammoth_ar.sequence import Rows, Sequence
 from mammoth_ar.tickets import Progress, Queued, Ticket
+from mammoth_serving.served import ServedLog
 from mammoth_serving.telemetry import Metrics, shape_class
 from mammoth_wire import tensors
 from mammoth_wire.durations import duration, seconds
 from mammoth_wire.errors import InvalidRequest, MammothError, Unavailable
 from mammoth_wire.params import Bounds, Defaults, conditioning_message, diffusion_message
-from mammoth_wire.v1 import types_pb2
-from mammoth_wire.v1.diffusion_pb2 import DenoiseEvent, Drawn, ImageChunk, RowChunk
+from mammoth_wire.v1 import control_pb2, types_pb2
+from mammoth_wire.v1.diffusion_pb2 import DenoiseEvent, Drawn, ImageChunk, RowChunk, StageTimes
 from mammoth_wire.v1.image_generation_pb2 import Accepted, ArProgress, Conditioned, Done, GenerateEvent
 
 __all__ = ["Emit", "Loaded", "Production"]
 
 IMAGE_CHUNK_BYTES = 2**20
+NOT_DRAWN = StageTimes()
 PARTS = {"negative": RowChunk.PART_NEGATIVE, "condition": RowChunk.PART_CONDITION}
 BITS = {4: (torch.int32, "<u4"), 2: (torch.int16, "<u2")}
 
@@ -46,6 +48,7 @@ class Loaded:
     """What exists once the model is loaded. No call passes the gate before."""
 
     refusal: Callable[[Sequence], InvalidRequest | None]
+    served: ServedLog
     batcher: Batcher
     replicas: Replicas
     template: PromptTemplate
@@ -80,6 +83,7 @@ class Picture:
         self.index, self.sequence, self.log = index, sequence, log
         self.admitted: asyncio.Future[float | None] = asyncio.get_running_loop().create_future()
         self.history = History()
+        self.asked_at = _now()
         self.submitted_at = self.started_at = _now()
         self.conditioned_at: float | None = None
         self.num_tokens = 0
@@ -176,6 +180,7 @@ class Production:
                     jitter=random.random(),
                 )
                 if delay_s is None:
+                    self._loaded.served.add(self._served(picture, failed=True))
                     raise
                 logger.warning("rows are replayed", extra={"image_index": picture.index, "because": err.message})
                 self._metrics.conditioning_resends.inc()
@@ -231,8 +236,32 @@ class Production:
                 dit=drawn.times,
             )
         )
+        self._loaded.served.add(self._served(picture, drawn.times, ar_s=decoded_at - picture.started_at))
         self._metrics.images(self._shape_class).inc()
         self._metrics.stage_duration(self._shape_class).observe(decoded_at - picture.started_at)
+
+    def _served(
+        self, picture: Picture, times: StageTimes = NOT_DRAWN, *, ar_s: float = 0.0, failed: bool = False
+    ) -> control_pb2.Served:
+        """Return what the operator's tuner is told of a picture that has ended."""
+        sequence, params = picture.sequence, self._order.generation.diffusion
+        return control_pb2.Served(
+            height=params.height,
+            width=params.width,
+            steps=params.steps,
+            rows=sequence.num_slots,
+            prompt_tokens=len(sequence.prompt_ids) + len(sequence.negative_ids),
+            grid_tokens=sequence.grid.num_tokens,
+            batch_size=times.batch_size,
+            failed=failed,
+            ar_queue_s=picture.started_at - picture.asked_at,
+            ar_s=ar_s,
+            handover_s=self._handover_s(picture),
+            dit_queue_s=times.queue_s,
+            denoise_s=times.denoise_s,
+            decode_s=times.decode_s,
+            total_s=_now() - picture.asked_at,
+        )
 
     def _receipt(self, picture: Picture, drawn: Drawn) -> types_pb2.Receipt:
         generation, seed = self._order.generation, picture.sequence.sampling.seed

@@ -12,6 +12,7 @@ from typing import Any, Protocol
 import grpc.aio
 
 from mammoth_serving.lifecycle import Gate
+from mammoth_serving.served import ServedLog
 from mammoth_serving.telemetry import Metrics
 from mammoth_wire.errors import InvalidRequest, StaleEpoch, Unavailable, as_status
 from mammoth_wire.v1 import control_pb2, control_pb2_grpc
@@ -75,6 +76,7 @@ class Controlled(Protocol):
 
     capacity: int
     limits: LiveLimits
+    served: ServedLog
 
     def state(self) -> control_pb2.State:
         """Return everything but limits, epoch and gate."""
@@ -84,6 +86,9 @@ class Controlled(Protocol):
 
     async def profile(self, shape: tuple[int, int], batch_size: int, steps: int) -> Sequence[float]:
         """Measure `steps` steps of synthetic work and return the milliseconds of each."""
+
+    async def profile_rest(self, shape: tuple[int, int]) -> float:
+        """Measure what a picture of `shape` takes beside its steps, in milliseconds."""
 
     async def check_transport(self, address: str) -> control_pb2.CheckTransportResponse:
         """Send a test tensor to `address` the way rows travel."""
@@ -105,6 +110,7 @@ class ControlService(control_pb2_grpc.ControlServicer):
             state.capacity, state.epoch = self._stage.capacity, self._epoch
             state.limits.CopyFrom(self._stage.limits.message())
             state.serving, state.draining = self._gate.is_open, self._gate.is_draining
+            self._stage.served.report(state, after=request.served_after)
         return state
 
     async def SetLimits(
@@ -141,8 +147,10 @@ class ControlService(control_pb2_grpc.ControlServicer):
             for shape, batch_size in itertools.product(request.shapes, sizes):
                 if self._gate.is_draining:
                     raise Unavailable("draining")
-                step_ms = await self._stage.profile((shape.height, shape.width), batch_size, steps)
-                response.measurements.add(shape=shape, batch_size=batch_size, step_ms=step_ms)
+                size = (shape.height, shape.width)
+                step_ms = await self._stage.profile(size, batch_size, steps)
+                rest_ms = await self._stage.profile_rest(size) if batch_size == 1 else 0.0
+                response.measurements.add(shape=shape, batch_size=batch_size, step_ms=step_ms, rest_ms=rest_ms)
         return response
 
     async def CheckTransport(

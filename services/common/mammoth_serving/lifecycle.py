@@ -28,9 +28,11 @@ from mammoth_serving.config import ConfigError, ServingSettings
 from mammoth_serving.telemetry import Metrics, serve_metrics
 from mammoth_wire.errors import Unavailable
 
-__all__ = ["Gate", "Ports", "Stage", "serve"]
+__all__ = ["LIVENESS", "Gate", "Ports", "Stage", "serve"]
 
+LIVENESS = "liveness"  # the health service that a liveness probe names; the empty name is readiness
 WATCH_PERIOD_S = 1.0
+LONGEST_DRAIN_S = 3600.0  # a call may take as long; how long to wait for it is decided elsewhere
 MAX_CONTROL_BYTES = 64 * 2**10
 SERVER_OPTIONS = (
     ("grpc.so_reuseport", 0),  # a taken port is an error, not a shared port
@@ -48,7 +50,7 @@ class Gate:
 
     def __init__(self) -> None:
         self._closed: str | None = "loading the model"
-        self._draining = False
+        self._draining = asyncio.Event()
         self._inside = 0
         self._empty = asyncio.Event()
         self._empty.set()
@@ -63,16 +65,16 @@ class Gate:
 
     @property
     def is_draining(self) -> bool:
-        return self._draining
+        return self._draining.is_set()
 
     def open(self) -> None:
         """Let calls in, unless a drain has begun."""
-        if not self._draining:
+        if not self.is_draining:
             self._closed = None
 
     def drain(self) -> None:
         """Refuse new calls for good; those inside go on."""
-        self._draining = True
+        self._draining.set()
         self._closed = "draining"
 
     def close(self, why: str) -> None:
@@ -91,6 +93,10 @@ class Gate:
             self._inside -= 1
             if not self._inside:
                 self._empty.set()
+
+    async def draining(self) -> None:
+        """Wait until a drain has begun."""
+        await self._draining.wait()
 
     async def emptied(self) -> None:
         """Wait until no call is inside."""
@@ -152,9 +158,10 @@ async def serve(stage: Stage, gate: Gate, settings: ServingSettings) -> None:
     if settings.reflection:
         reflection.enable_server_reflection((*names, grpc_health.SERVICE_NAME, reflection.SERVICE_NAME), public)
     beacon = Beacon(health, names, stage, gate, settings.stall_seconds)
-    await beacon.show(serving=False)
+    await beacon.show(stalled=False)
     ports, metrics_server = _bind(settings, stage.metrics, public, control, probes)
     stop = _signals()
+    leaving = asyncio.create_task(_hang_up(public, gate), name="leaving")
     try:
         if settings.stop_with_stdin:
             _stop_with_stdin(stop)
@@ -165,6 +172,7 @@ async def serve(stage: Stage, gate: Gate, settings: ServingSettings) -> None:
         logger.info("listening", extra={name: getattr(ports, name) for name in ports.__slots__})
         await _serve_until(stop, stage, gate, beacon, settings.drain_seconds)
     finally:
+        leaving.cancel()
         await asyncio.gather(*(server.stop(None) for server in (public, control, probes)))
         await asyncio.to_thread(metrics_server.shutdown)
         metrics_server.server_close()
@@ -185,11 +193,11 @@ async def _serve_until(stop: asyncio.Event, stage: Stage, gate: Gate, beacon: Be
             gc.freeze()  # what loading left lives as long as the process: no collection need walk it in mid-stream
             vital = [asyncio.create_task(stage.run(), name="engine"), asyncio.create_task(beacon.watch(), name="watch")]
             gate.open()
-            await beacon.show(serving=gate.is_open)
+            await beacon.show(stalled=False)
             logger.info("serving")
             await asyncio.wait((*vital, stopped), return_when=asyncio.FIRST_COMPLETED)
             gate.drain()
-            await beacon.show(serving=False)
+            await beacon.show(stalled=False)
             logger.info("draining", extra={"in_flight": gate.num_inside})
             emptied = asyncio.create_task(gate.emptied())
             await asyncio.wait((*vital, emptied), return_when=asyncio.FIRST_COMPLETED, timeout=drain_s)
@@ -207,31 +215,49 @@ async def _serve_until(stop: asyncio.Event, stage: Stage, gate: Gate, beacon: Be
         await asyncio.gather(*vital, stopped, return_exceptions=True)
 
 
+async def _hang_up(public: grpc.aio.Server, gate: Gate) -> None:
+    """Once a drain has begun, take no new connection or call and say so on the open ones; what is inside goes on.
+
+    A connection outlives its place behind a load balancer: a client that was only refused would ask the same replica again.
+    """
+    await gate.draining()
+    await public.stop(LONGEST_DRAIN_S)
+
+
 class Beacon:
-    """Tells health checks whether to come here: only while the gate is open and the engine makes progress."""
+    """Tells health checks two things apart: whether to come here, and whether the process is worth keeping.
+
+    The empty name and the services are SERVING while the gate is open and the engine makes progress. `LIVENESS` is
+    SERVING while it makes progress, so that a stage that loads or drains is left alone for as long as that takes.
+    """
 
     def __init__(
         self, health: grpc_health.aio.HealthServicer, names: list[str], stage: Stage, gate: Gate, stall_s: float
     ) -> None:
         self._health, self._names, self._stage, self._gate, self._stall_s = health, ["", *names], stage, gate, stall_s
-        self._shown: bool | None = None
+        self._shown: dict[str, bool] = {}
 
-    async def show(self, *, serving: bool) -> None:
-        if serving == self._shown:
-            return
-        self._shown = serving
-        status = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
+    async def show(self, *, stalled: bool) -> None:
+        """Say what is true now: `stalled` of the engine, and whether the gate is open."""
+        await self._set(LIVENESS, not stalled)
         for name in self._names:
-            await self._health.set(name, status)
+            await self._set(name, self._gate.is_open and not stalled)
 
     async def watch(self) -> None:
-        """Turn a stuck engine into NOT_SERVING, so that the liveness probe ends it."""
+        """Turn a stuck engine into NOT_SERVING, so that the liveness probe ends it, in a drain too."""
         while True:
             await asyncio.sleep(WATCH_PERIOD_S)
-            stalled = self._stage.stalled_s() > self._stall_s
-            if stalled and self._shown:
-                logger.error("no progress with work waiting", extra={"stalled_s": round(self._stage.stalled_s(), 1)})
-            await self.show(serving=self._gate.is_open and not stalled)
+            stalled_s = self._stage.stalled_s()
+            stalled = stalled_s > self._stall_s
+            if stalled and self._shown[LIVENESS]:
+                logger.error("no progress with work waiting", extra={"stalled_s": round(stalled_s, 1)})
+            await self.show(stalled=stalled)
+
+    async def _set(self, name: str, serving: bool) -> None:
+        if self._shown.get(name) != serving:
+            self._shown[name] = serving
+            status = health_pb2.HealthCheckResponse.SERVING if serving else health_pb2.HealthCheckResponse.NOT_SERVING
+            await self._health.set(name, status)
 
 
 def _bind(

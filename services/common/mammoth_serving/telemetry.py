@@ -100,6 +100,15 @@ class Metrics:
         self.limit = partial(
             Gauge("mammoth_limit", "Live limits in force", ("stage", "knob"), registry=registry).labels, stage
         )
+        self.units = partial(
+            Gauge(
+                "mammoth_dit_units",
+                "Shapes of several rows that stepped, by whether a row's bits are those it has alone",
+                ("stage", "exact"),
+                registry=registry,
+            ).labels,
+            stage,
+        )
         self.tuning_epoch = gauge("mammoth_tuning_epoch", "Epoch of the limits in force")
         self.conditioning_bytes = counter("mammoth_conditioning_bytes", "Conditioning rows that crossed")
         self.conditioning_transfer = histogram(
