@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import io
 import math
 from collections.abc import Sequence
 
 import numpy as np
 import pytest
 import torch
-from PIL import Image
 
-from mammoth_dit import png
 from mammoth_dit.engine import Engine
 from mammoth_dit.isolation import DeviceLost, isolate
 from mammoth_dit.jobs import Outcome, Picture, Watch, synthetic_job
@@ -233,12 +230,3 @@ def test_the_model_is_reached_only_with_an_image_row(strict):
     job = synthetic_job(strict.job("a").params, llm_width=strict.config.llm_width, gen_id=0, num_image=1)
     rows = select(job.hidden_TH, job.token_ids_T, job.answer_start, strict.config.tokens)
     assert len(rows.image_LH) == 0
-
-
-def test_pixels_survive_their_file():
-    rgb = np.arange(4 * 5 * 3, dtype=np.uint8).reshape(4, 5, 3)
-    data = png.encode(rgb)
-    assert data == png.encode(rgb.copy())
-    with Image.open(io.BytesIO(data)) as image:
-        assert image.format == "PNG"
-        assert np.array_equal(np.asarray(image), rgb)

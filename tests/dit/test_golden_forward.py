@@ -11,7 +11,13 @@ import pytest
 import torch
 from torch import Tensor
 
+from mammoth_dit.fast.engine import FastEngine
+from mammoth_dit.fast.layout import UnitShape
+from mammoth_dit.fast.modulation import vectors_NVD
+from mammoth_dit.fast.rows import Angles, stream_of
+from mammoth_dit.fast.step import Inputs
 from mammoth_dit.model.config import RefinerConfig
+from mammoth_dit.model.embeddings import patchify, unpatchify
 from mammoth_dit.model.qformer import QFormer, choose_num_heads, propose_num_heads
 from mammoth_dit.model.transformer import DiffusionTransformer
 from mammoth_dit.model.weights import load, load_module
@@ -67,15 +73,56 @@ def outputs(case, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         return batch, torch.cat(alone)
 
 
-def test_a_padded_batch_and_every_row_alone_reproduce_the_velocity(forward_case):
-    batch, alone = outputs(forward_case, torch.float32)
+def fast_outputs(case, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """The same from the fast path: rows of one bucket in one unit, and every row alone."""
+    with torch.inference_mode():
+        model = load(case.checkpoint, dtype=dtype, parts=("transformer",))
+        engine = FastEngine(model)
+        x, t_B, num_rows, num_columns = inputs(case, model.transformer)
+        grid, heads = (num_rows, num_columns), engine.network.weights.heads
+        angles = Angles(engine.config.rotary, heads, dtype, torch.device("cpu"))
+        streams = [
+            stream_of(caption, grid, angles, width=engine.network.weights.width, multiple=64)
+            for caption in captions(case, model.transformer)
+        ]
+        vectors_BVD = vectors_NVD(model.transformer, t_B)
+        tokens_BnF = patchify(x, model.transformer.patch_size)
+
+        def velocity(rows: list[int]) -> Tensor:
+            inside = [streams[row] for row in rows]
+            stacked = Inputs(
+                x_BnF=tokens_BnF[rows],
+                captions=[torch.stack([stream.caption_CP for stream in inside])],
+                angles=[torch.stack([stream.angles for stream in inside])],
+                masks=[torch.stack([stream.mask for stream in inside])],
+                vectors_BVD=vectors_BVD[rows],
+                dt_B11=torch.ones(len(inside), 1, 1),
+                scale_B11=torch.ones(len(inside), 1, 1),
+            )
+            shape = UnitShape(*grid, inside[0].caption_CP.shape[0], 0, guided=False, batch=len(inside))
+            cpu = torch.device("cpu")
+            [out_BnF] = engine.network.velocities(stacked, shape, shape.rows_T(cpu), shape.image_rows_T(cpu))
+            return unpatchify(out_BnF, model.transformer.patch_size, *grid)
+
+        together = torch.empty_like(x)
+        buckets = [stream.caption_CP.shape[0] for stream in streams]
+        for each in sorted(set(buckets)):
+            rows = [row for row, bucket in enumerate(buckets) if bucket == each]
+            together[rows] = velocity(rows)
+        return together, torch.cat([velocity([row]) for row in range(len(x))])
+
+
+@pytest.mark.parametrize("path", [outputs, fast_outputs], ids=["plain", "fast"])
+def test_a_padded_batch_and_every_row_alone_reproduce_the_velocity(forward_case, path):
+    batch, alone = path(forward_case, torch.float32)
     close(batch, forward_case.io["expected/out"])
     close(alone, forward_case.io["expected/out"])
 
 
-def test_bfloat16_follows_the_rounding_rules(forward_case):
+@pytest.mark.parametrize("path", [outputs, fast_outputs], ids=["plain", "fast"])
+def test_bfloat16_follows_the_rounding_rules(forward_case, path):
     expected = forward_case.io["expected/bf16/out"].float()
-    for actual in outputs(forward_case, torch.bfloat16):
+    for actual in path(forward_case, torch.bfloat16):
         assert actual.dtype == torch.bfloat16
         error = actual.float() - expected
         assert error.abs().max() <= 0.08

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
+from collections.abc import Sequence
 
 import pytest
 import torch
 from torch import Tensor
 
-from mammoth_dit.engine import Engine, Group
-from mammoth_dit.jobs import Picture, groups
+from mammoth_dit.engine import Engine
+from mammoth_dit.jobs import Job, Picture, groups
 from mammoth_dit.sampling import Guidance, guided_steps, step_times
 from mammoth_dit.selection import select
 
@@ -20,16 +20,14 @@ def close(actual: Tensor, expected: Tensor, atol: float = 1e-4) -> None:
     torch.testing.assert_close(actual, expected, rtol=1e-4, atol=atol)
 
 
-def recorded(engine: Engine, group: Group) -> list[Tensor]:
-    """Latents after every step of a group."""
+def recorded(engine: Engine, jobs: Sequence[Job]) -> list[Tensor]:
+    """Latents after every step of jobs of one key."""
+    drawing = engine.begin([engine.prepare(job) for job in jobs])
     states: list[Tensor] = []
-
-    def conditional(x: Tensor, t_B: Tensor) -> Tensor:
-        states.append(x)
-        return group.conditional(x, t_B)
-
-    last = engine.denoise(dataclasses.replace(group, conditional=conditional))
-    return [*states[1:], last]
+    while drawing.step < drawing.num_steps:
+        engine.advance([drawing])
+        states.append(engine.latents(drawing).clone())
+    return states
 
 
 def check_pictures(case, engine: Engine) -> None:
@@ -79,23 +77,26 @@ def test_both_velocities_of_the_first_step(loop_case):
             close(group.unconditional(group.x, t_B), loop_case.io[f"expected/{job.id}/pred_uncond_step0"])
 
 
-def test_latents_after_every_step_alone(loop_case):
-    engine = loop_case.engine()
+@pytest.mark.parametrize("kernels", ["plain", "fast"])
+def test_latents_after_every_step_alone(loop_case, kernels):
+    engine = loop_case.engine(kernels=kernels)
     for job in loop_case.jobs:
-        states = recorded(engine, engine.group([engine.prepare(job)]))
+        states = recorded(engine, [job])
         close(torch.cat(states), loop_case.io[f"expected/{job.id}/latents_after_step"])
         close(engine.decode(states[-1])[None], loop_case.io[f"expected/{job.id}/image"], atol=2e-4)
 
 
-def test_latents_after_every_step_in_one_padded_batch(loop_case):
-    engine = loop_case.engine(exactness="tolerant")
+@pytest.mark.parametrize("kernels", ["plain", "fast"])
+def test_latents_after_every_step_in_one_padded_batch(loop_case, kernels):
+    engine = loop_case.engine(exactness="tolerant", kernels=kernels)
     jobs = loop_case.jobs
     for places in groups([job.key for job in jobs]):
-        states = torch.stack(recorded(engine, engine.group([engine.prepare(jobs[place]) for place in places])))
+        states = torch.stack(recorded(engine, [jobs[place] for place in places]))
         for row, place in enumerate(places):
             close(states[:, row], loop_case.io[f"expected/{jobs[place].id}/latents_after_step"])
 
 
+@pytest.mark.parametrize("kernels", ["plain", "fast"])
 @pytest.mark.parametrize("exactness", ["strict", "tolerant"])
-def test_pictures_of_the_production_engine(loop_case, exactness):
-    check_pictures(loop_case, loop_case.engine(exactness=exactness))
+def test_pictures_of_the_production_engine(loop_case, exactness, kernels):
+    check_pictures(loop_case, loop_case.engine(exactness=exactness, kernels=kernels))

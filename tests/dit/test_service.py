@@ -435,3 +435,40 @@ async def test_pictures_are_drawn_in_between_a_profile_that_its_caller_can_leave
     assert not profile.done()
     profile.cancel()
     await idle(dit)
+
+
+MODES = [("request", "plain", "bf16", "off"), ("request", "fast", "bf16", "off"), ("step", "plain", "bf16", "off"),
+         ("step", "fast", "bf16", "off"), ("step", "fast", "fp8", "residual")]  # fmt: skip
+
+
+@pytest.mark.parametrize(("batching", "kernels", "precision", "step_cache"), MODES)
+async def test_every_mode_serves_and_says_what_it_is(serve_dit, batching, kernels, precision, step_cache):
+    settings = {"batching": batching, "kernels": kernels, "precision": precision, "step_cache": step_cache}
+    async with serve_dit(**settings) as served:
+        caller = Caller(served)
+        sketches = [Sketch(job_id=str(seed), seed=seed, steps=3 + seed % 2) for seed in range(4)]
+        together = await asyncio.gather(*(caller.events(sketch) for sketch in sketches))
+        for sketch, events in zip(sketches, together, strict=True):
+            drawn = events[-1].drawn
+            assert drawn.environment.kernels.startswith(kernels)
+            assert (await caller.picture(sketch))[0] == drawn.rgb_sha256
+            steps = [event.step.index for event in events if event.HasField("step")]
+            assert steps == list(range(1, sketch.steps + 1))
+        state = await control_pb2_grpc.ControlStub(served.control).GetState(control_pb2.GetStateRequest())
+        assert (state.settings["batching"], state.settings["precision"]) == (batching, precision)
+        assert ("/fp8/step-cache" in state.environment.kernels) == (precision == "fp8")
+        assert ("reused_steps" in state.settings) == (step_cache == "residual")
+
+
+async def test_a_picture_that_had_to_be_drawn_plainly_says_so(serve_dit):
+    async with serve_dit(kernels="fast") as served:
+        caller = Caller(served)
+        engine = served.stage.engine
+
+        def broken(rows, shape):
+            raise RuntimeError("no kernel image")
+
+        engine._exact._step = broken
+        events = await caller.events(Sketch())
+        assert events[-1].drawn.environment.kernels == "plain"
+        assert served.stage._service.loaded.environment.kernels == "fast/torch"

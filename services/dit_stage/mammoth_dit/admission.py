@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from mammoth_dit.memory import Memory
 from mammoth_dit.model.config import ModelConfig, RotaryConfig, TokenIds
 from mammoth_dit.selection import count_rows
 from mammoth_wire.errors import (
@@ -18,6 +19,7 @@ from mammoth_wire.errors import (
     InvalidRequest,
     MammothError,
     Overloaded,
+    ShapeTooLarge,
     Unavailable,
 )
 from mammoth_wire.params import MAX_SEED, UNBOUNDED, Bounds, Defaults, Diffusion, resolve_diffusion
@@ -36,9 +38,17 @@ class Limits:
     side_multiple_px: int
     max_rows: int | None = None
     max_payload_bytes: int | None = None
+    memory: Memory | None = None
 
     @classmethod
-    def of(cls, config: ModelConfig, *, max_rows: int | None = None, max_payload_bytes: int | None = None) -> Limits:
+    def of(
+        cls,
+        config: ModelConfig,
+        *,
+        max_rows: int | None = None,
+        max_payload_bytes: int | None = None,
+        memory: Memory | None = None,
+    ) -> Limits:
         return cls(
             llm_width=config.llm_width,
             tokens=config.tokens,
@@ -47,6 +57,7 @@ class Limits:
             side_multiple_px=config.transformer.side_multiple_px,
             max_rows=max_rows,
             max_payload_bytes=max_payload_bytes,
+            memory=memory,
         )
 
 
@@ -109,6 +120,15 @@ def sides_fit_the_patches(ask: Ask, load: Load, limits: Limits) -> MammothError 
         if side_px % limits.side_multiple_px:
             return _invalid(field, f"{side_px} is not a multiple of {limits.side_multiple_px}")
     return None
+
+
+def the_picture_fits_the_device(ask: Ask, load: Load, limits: Limits) -> MammothError | None:
+    height_px, width_px = ask.params.height, ask.params.width
+    if limits.memory is None or limits.memory.fits(height_px, width_px):
+        return None
+    side_px = limits.memory.largest_side_px()
+    limit = f"{side_px}x{side_px} pixels"
+    return ShapeTooLarge(f"{width_px}x{height_px} pixels do not fit in this device's memory, {limit} do", limit=limit)
 
 
 def a_condition_is_announced(ask: Ask, load: Load, limits: Limits) -> MammothError | None:
@@ -194,7 +214,12 @@ def the_deadline_can_be_met(ask: Ask, load: Load, limits: Limits) -> MammothErro
     return None
 
 
-PARAMETER_RULES: Sequence[Rule] = (seed_is_in_range, one_generator_draws_the_noise, sides_fit_the_patches)
+PARAMETER_RULES: Sequence[Rule] = (
+    seed_is_in_range,
+    one_generator_draws_the_noise,
+    sides_fit_the_patches,
+    the_picture_fits_the_device,
+)
 CONDITION_RULES: Sequence[Rule] = (
     a_condition_is_announced,
     rows_are_hidden_states,

@@ -13,7 +13,6 @@ from typing import TypeVar
 
 import torch
 
-from mammoth_dit.jobs import Outcome
 from mammoth_wire.errors import EngineFailed, MammothError, ShapeTooLarge
 
 __all__ = ["DeviceLost", "failed", "isolate"]
@@ -21,6 +20,7 @@ __all__ = ["DeviceLost", "failed", "isolate"]
 # What drawing may raise for reasons that lie in one row or one shape. Anything else is a bug that stays loud.
 ROW_FAILURES = (RuntimeError, ValueError, TypeError, ArithmeticError, LookupError, AssertionError)
 Row = TypeVar("Row")
+Drawn = TypeVar("Drawn")
 
 logger = logging.getLogger(__name__)
 
@@ -31,19 +31,19 @@ class DeviceLost(RuntimeError):
 
 def isolate(
     rows: Sequence[Row],
-    draw: Callable[[Sequence[Row]], list[Outcome]],
+    draw: Callable[[Sequence[Row]], list[Drawn | MammothError]],
     *,
     limit: str,
     usable: Callable[[], bool],
     release: Callable[[], None] = lambda: None,
-) -> list[Outcome]:
+) -> list[Drawn | MammothError]:
     """Return one outcome a row: `draw(rows)`, or what smaller draws give after it failed.
 
     `limit` says what does not fit when even one row runs out of memory; `usable` probes the device after an error;
     `release` gives cached memory back before a retry. Raises DeviceLost when the probe fails.
     """
 
-    def again(part: Sequence[Row]) -> list[Outcome]:
+    def again(part: Sequence[Row]) -> list[Drawn | MammothError]:
         return isolate(part, draw, limit=limit, usable=usable, release=release)
 
     try:

@@ -40,12 +40,16 @@ class Job:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Picture:
-    """A drawn picture: uint8 [H, W, 3], the SHA-256 (hex) of its bytes, and what drawing it took."""
+    """A drawn picture: uint8 [H, W, 3], the SHA-256 (hex) of its bytes, and what drawing it took.
+
+    `kernels` names those that drew it where they are not the engine's own.
+    """
 
     rgb: npt.NDArray[np.uint8]
     rgb_sha256: str
     denoise_s: float
     decode_s: float
+    kernels: str | None = None
 
 
 Outcome = Picture | MammothError

@@ -23,6 +23,7 @@ __all__ = [
     "Guidance",
     "Schedule",
     "Velocity",
+    "advance",
     "denoise",
     "euler_step",
     "guide",
@@ -143,13 +144,15 @@ def denoise(
     for step in range(schedule.num_steps):
         if not before_step(step):
             break
-        t_B = schedule.times_N[step].expand(x.shape[0])
-        velocity = conditional(x, t_B)
-        if schedule.any_guided[step]:
-            guided = guide(velocity, unconditional(x, t_B), schedule.scale_B111)
-            if schedule.all_guided[step]:
-                velocity = guided
-            else:
-                velocity = torch.where(schedule.guided_NB111[step], guided, velocity)
-        x = euler_step(x, velocity, schedule.dt_N[step])
+        x = advance(x, schedule, step, conditional, unconditional)
     return x
+
+
+def advance(x: Tensor, schedule: Schedule, step: int, conditional: Velocity, unconditional: Velocity) -> Tensor:
+    """Return the latents after step `step`."""
+    t_B = schedule.times_N[step].expand(x.shape[0])
+    velocity = conditional(x, t_B)
+    if schedule.any_guided[step]:
+        guided = guide(velocity, unconditional(x, t_B), schedule.scale_B111)
+        velocity = guided if schedule.all_guided[step] else torch.where(schedule.guided_NB111[step], guided, velocity)
+    return euler_step(x, velocity, schedule.dt_N[step])

@@ -16,8 +16,8 @@ from mammoth_dit.admission import IDLE, Ask, Limits, Load, refusal
 from mammoth_dit.batching import Batcher
 from mammoth_dit.intake import Intake, ask_of
 from mammoth_dit.jobs import Picture
-from mammoth_dit.pace import Key
 from mammoth_dit.tickets import Batched, Event, Queued, Step, Ticket
+from mammoth_policy.pace import Key
 from mammoth_serving.calls import Call, accounted, beating
 from mammoth_serving.lifecycle import Gate
 from mammoth_serving.telemetry import Metrics, request_context, shape_class
@@ -193,12 +193,17 @@ class Drawing:
             encode_s=encode_s,
             batch_size=ticket.wave_size,
         )
+        environment = self._loaded.environment
+        if picture.kernels is not None:
+            environment = types_pb2.Environment()
+            environment.CopyFrom(self._loaded.environment)
+            environment.kernels = picture.kernels
         await self._write(
             drawn=diffusion_pb2.Drawn(
                 rgb_sha256=picture.rgb_sha256,
                 rows_sha256=rows_sha256,
                 model_digest=self._loaded.model_digest,
-                environment=self._loaded.environment,
+                environment=environment,
                 times=times,
             )
         )

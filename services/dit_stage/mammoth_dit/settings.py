@@ -14,10 +14,18 @@ __all__ = ["DitSettings", "parse_sizes"]
 class DitSettings(ServingSettings):
     """mammoth-dit: the DiT stage."""
 
-    batching: Literal["request"] = setting("request: waves of equal height, width and steps", default="request")
+    batching: Literal["request", "step"] = setting(
+        "request: waves of equal height, width and steps; step: pictures join and leave at any step, the most urgent first",
+        default="request",
+    )
     request_batch_max_wait_ms: float = setting("longest wait for company", default=20.0, low=0, high=10_000)
-    precision: Literal["bf16"] = setting("of the block linears on a GPU", default="bf16")
-    step_cache: Literal["off"] = setting("reuse of block outputs between steps", default="off")
+    kernels: Literal["auto", "plain", "fast"] = setting(
+        "auto: fast for bfloat16 on a GPU, plain elsewhere; what cannot run fast runs plain", default="auto"
+    )
+    precision: Literal["bf16", "fp8"] = setting("of the block linears in the fast path", default="bf16")
+    step_cache: Literal["off", "residual"] = setting(
+        "reuse of what the main blocks added, in the fast path: faster pictures that differ a little", default="off"
+    )
     warm_sizes: str = setting("WIDTHxHEIGHT,... drawn before serving; empty: the default size", default="")
     max_rows: int = setting("most conditioning rows of a picture", default=16_384, low=1, high=262_144)
 

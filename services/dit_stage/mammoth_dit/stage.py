@@ -4,22 +4,29 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import statistics
+import time
 from collections.abc import Sequence
 
 import grpc.aio
 import torch
 
 from mammoth_dit.admission import Limits
-from mammoth_dit.batching import Batcher, Policy
+from mammoth_dit.batching import Batcher
 from mammoth_dit.engine import Engine
+from mammoth_dit.engines import open_engine
 from mammoth_dit.model.weights import load
 from mammoth_dit.service import DiffusionService, Loaded
 from mammoth_dit.settings import DitSettings, parse_sizes
+from mammoth_dit.step_batching import StepBatcher
+from mammoth_dit.stepper import Stepper
+from mammoth_policy.waves import Policy
 from mammoth_serving.checkpoint import Checkpoint
 from mammoth_serving.control import ControlService, LiveLimits
 from mammoth_serving.device import DeviceWorker, check_device
 from mammoth_serving.environment import describe
 from mammoth_serving.lifecycle import Gate
+from mammoth_serving.served import ServedLog
 from mammoth_serving.telemetry import Metrics
 from mammoth_wire.errors import InvalidRequest
 from mammoth_wire.params import resolve_generation
@@ -29,6 +36,8 @@ from mammoth_wire.v1 import control_pb2, control_pb2_grpc, diffusion_pb2_grpc
 __all__ = ["DitStage"]
 
 WIDEST_ITEM_BYTES = 4
+LEAST_MS = 0.01
+NUM_RESTS = 3
 
 logger = logging.getLogger(__name__)
 
@@ -45,6 +54,8 @@ class DitStage:
         check_device(settings.device, torch.cuda.device_count() if torch.cuda.is_available() else 0)
         self.metrics = Metrics("dit")
         self.capacity = settings.capacity
+        self.served = ServedLog()  # stays empty: the AR stage knows all of a picture's times
+        self._default_size = (0, 0)
         cap = min(settings.max_num_seqs or settings.capacity, settings.capacity)
         self.limits = LiveLimits(cap, settings.request_batch_max_wait_ms)
         self._settings, self._gate = settings, gate
@@ -55,12 +66,13 @@ class DitStage:
         """Load the checkpoint and draw a picture of every warm size."""
         checkpoint = await asyncio.to_thread(Checkpoint.open, self._settings.model)
         default = resolve_generation({"prompt": "x"}, defaults=checkpoint.defaults())
-        sizes = parse_sizes(self._settings.warm_sizes) or [(default.diffusion.height, default.diffusion.width)]
+        self._default_size = (default.diffusion.height, default.diffusion.width)
+        sizes = parse_sizes(self._settings.warm_sizes) or [self._default_size]
         self.engine = engine = await self._worker.run(self._load, checkpoint)
         await self._worker.run(engine.warm_up, sizes)
         logger.info("warm", extra={"sizes": sizes, "device": str(engine.device), "dtype": str(engine.dtype)})
         policy = Policy(self.limits.max_num_seqs, _seconds(self.limits))
-        self.batcher = Batcher(engine, self._worker.run, policy, max_queue=self._settings.max_queue)
+        self.batcher = self._batcher(engine, policy)
         self._service.loaded = Loaded(
             batcher=self.batcher,
             limits=_limits(engine, self._settings.max_rows),
@@ -72,7 +84,7 @@ class DitStage:
                 dtype=str(engine.dtype).removeprefix("torch."),
                 kernels=engine.kernels,
                 row_bucket=1 if engine.exactness == "strict" else self.capacity,
-                packages=("torch", "diffusers", "pillow"),
+                packages=("torch", "diffusers", *engine.packages),
             ),
         )
 
@@ -89,6 +101,9 @@ class DitStage:
         """Time since the last step while a job with complete rows waits or runs."""
         snapshot = self.batcher.snapshot()
         self.metrics.queue_depth.set(snapshot.queue_depth)
+        known = list(self.engine.exact_units.values())
+        self.metrics.units("true").set(known.count(True))
+        self.metrics.units("false").set(known.count(False))
         return snapshot.idle_s if snapshot.queue_depth + snapshot.in_flight else 0.0
 
     async def close(self) -> None:
@@ -102,6 +117,9 @@ class DitStage:
         snapshot = loaded.batcher.snapshot()
         state.model_digest, state.contract = loaded.model_digest, loaded.contract
         state.environment.CopyFrom(loaded.environment)
+        for name, value in self.engine.facts().items():
+            state.settings[name] = value
+        state.settings["default_size"] = f"{self._default_size[0]}x{self._default_size[1]}"
         state.queue_depth = snapshot.queue_depth + self._service.num_expected
         state.in_flight, state.idle_s, state.units_per_s = snapshot.in_flight, snapshot.idle_s, snapshot.pictures_per_s
         return state
@@ -120,17 +138,40 @@ class DitStage:
             for step_ms in await self._worker.run(self.engine.measure, shape[0], shape[1], batch_size, 1)
         ]
 
+    async def profile_rest(self, shape: tuple[int, int]) -> float:
+        """Draw synthetic pictures of one step, and take the step off; the median of a few, after an untimed one."""
+        await self._worker.run(self.engine.warm_up, [shape])
+        rests_ms = []
+        for _ in range(NUM_RESTS):
+            began_s = time.perf_counter()
+            await self._worker.run(self.engine.warm_up, [shape])
+            drawn_ms = 1e3 * (time.perf_counter() - began_s)
+            [step_ms] = await self._worker.run(self.engine.measure, shape[0], shape[1], 1, 1)
+            rests_ms.append(drawn_ms - step_ms)
+        return max(statistics.median(rests_ms), LEAST_MS)
+
     async def check_transport(self, address: str) -> control_pb2.CheckTransportResponse:
         raise InvalidRequest([("address", "only the AR stage sends rows; ask one of its pods")])
 
     def _load(self, checkpoint: Checkpoint) -> Engine:
         dtype: torch.dtype = getattr(torch, self._settings.dtype_name)
-        return Engine(load(checkpoint, dtype=dtype, device=self._settings.device), exactness=self._settings.exactness)
+        return open_engine(
+            load(checkpoint, dtype=dtype, device=self._settings.device),
+            kernels=self._settings.kernels,
+            exactness=self._settings.exactness,
+            precision=self._settings.precision,
+            step_cache=self._settings.step_cache,
+        )
+
+    def _batcher(self, engine: Engine, policy: Policy) -> Batcher:
+        if self._settings.batching == "request":
+            return Batcher(engine, self._worker.run, policy, max_queue=self._settings.max_queue)
+        return StepBatcher(Stepper(engine), self._worker.run, policy, max_queue=self._settings.max_queue)
 
 
 def _limits(engine: Engine, max_rows: int) -> Limits:
     row_bytes = engine.config.llm_width * WIDEST_ITEM_BYTES
-    return Limits.of(engine.config, max_rows=max_rows, max_payload_bytes=max_rows * row_bytes)
+    return Limits.of(engine.config, max_rows=max_rows, max_payload_bytes=max_rows * row_bytes, memory=engine.memory())
 
 
 def _seconds(limits: LiveLimits) -> float:

@@ -6,22 +6,24 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 import torch
 
 from mammoth_dit import tiny
-from mammoth_dit.engine import Engine, Exactness
+from mammoth_dit.engine import Drawing, Engine, Exactness
 from mammoth_dit.jobs import Job, Outcome, Picture, Watch
 from mammoth_dit.model.weights import load
+from mammoth_dit.stepper import Canvas, Ended
 from mammoth_serving.checkpoint import Checkpoint
 from mammoth_serving.tiny import Family, checkpoint_files
 from mammoth_wire.errors import Cancelled, MammothError
 from mammoth_wire.params import Diffusion
 
-__all__ = ["SimulatedDevice", "TinyEngine", "tiny_checkpoint"]
+__all__ = ["SimulatedDevice", "SimulatedSteps", "TinyEngine", "tiny_checkpoint"]
 
 
 def tiny_checkpoint(path: Path, family: Family = "preview") -> Checkpoint:
@@ -113,5 +115,62 @@ class SimulatedDevice:
     def _outcome(self, place: int, job: Job, watch: Watch) -> Outcome:
         if watch.cancelled(place):
             return Cancelled("the caller left")
-        black = np.zeros((job.params.height, job.params.width, 3), np.uint8)
-        return self.fail.get(job.id) or Picture(black, rgb_sha256="0" * 64, denoise_s=0.0, decode_s=0.0)
+        return self.fail.get(job.id) or _black(job)
+
+
+class SimulatedSteps:
+    """A stepper and its thread in one, on the loop's clock: a step of B rows of a size takes `step_s(size, B)`.
+
+    `order` keeps the ids of every step. `fail` maps job ids to the error that ends them at their first step.
+    """
+
+    def __init__(
+        self,
+        step_s: Callable[[tuple[int, int], int], float],
+        unit_sizes: Mapping[tuple[int, int], int] | None = None,
+        fail: Mapping[str, MammothError] | None = None,
+    ) -> None:
+        self._step_s, self._unit_sizes, self._fail = step_s, unit_sizes or {}, fail or {}
+        self.order: list[list[str]] = []
+
+    @property
+    def num_pending(self) -> int:
+        return 0
+
+    def unit_sizes(self, sizes: Sequence[tuple[int, int]]) -> Mapping[tuple[int, int], int]:
+        return self._unit_sizes
+
+    def step(self, canvases: Sequence[Canvas]) -> Ended:
+        ended: Ended = []
+        for canvas in canvases:
+            if (err := self._fail.get(canvas.job.id)) is not None:
+                ended.append((canvas, err))
+                continue
+            if canvas.drawing is None:
+                canvas.drawing = SimulatedDrawing(num_steps=canvas.job.params.steps)
+            canvas.drawing.step += 1
+            if canvas.drawing.step == canvas.drawing.num_steps:
+                ended.append((canvas, _black(canvas.job)))
+        return ended
+
+    def collect(self, *, wait: bool) -> Ended:
+        return []
+
+    async def run(self, fn: Callable[[Sequence[Canvas]], Ended], canvases: Sequence[Canvas]) -> Ended:
+        """Take a step in loop time."""
+        self.order.append([canvas.job.id for canvas in canvases])
+        await asyncio.sleep(self._step_s(canvases[0].job.key[:2], len(canvases)))
+        return fn(canvases)
+
+
+@dataclass(slots=True)
+class SimulatedDrawing(Drawing):
+    """Steps without a picture."""
+
+    num_steps: int
+    step: int = 0
+
+
+def _black(job: Job) -> Picture:
+    black = np.zeros((job.params.height, job.params.width, 3), np.uint8)
+    return Picture(black, rgb_sha256="0" * 64, denoise_s=0.0, decode_s=0.0)
