@@ -63,21 +63,9 @@ class Engines:
 
     def draw(self, fields: Mapping[str, Any]) -> Drawn:
         """Draw the picture of a request with a seed and no negative prompt; raise the error of the engine that fails."""
-        generation = resolve_generation(fields, defaults=self._defaults)
-        assert generation.seed is not None, "both sides must draw the same picture"
-        order = order_of(generation, self._template, request_id="bench", seed=generation.seed)
-        [sequence] = order.sequences
         began = _now()
-        rows = self._decode(sequence)
+        job = self.job(fields)
         decoded = _now()
-        job = Job(
-            id="bench",
-            params=generation.diffusion,
-            seed=generation.seed,
-            hidden_TH=torch.cat([part.hidden for part in rows]),
-            token_ids_T=torch.cat([part.ids for part in rows]),
-            answer_start=len(sequence.prompt_ids),
-        )
         [picture] = self._dit.sample([job])
         if not isinstance(picture, Picture):
             raise picture
@@ -85,6 +73,22 @@ class Engines:
         drawn = _now()
         (ar_s, ar_cpu_s), (dit_s, dit_cpu_s) = decoded - began, drawn - decoded
         return Drawn(float(ar_s), float(ar_cpu_s), float(dit_s), float(dit_cpu_s), picture.rgb_sha256)
+
+    def job(self, fields: Mapping[str, Any]) -> Job:
+        """Run the AR stage's half of a request and return what the DiT stage would receive."""
+        generation = resolve_generation(fields, defaults=self._defaults)
+        assert generation.seed is not None, "both sides must draw the same picture"
+        order = order_of(generation, self._template, request_id="bench", seed=generation.seed)
+        [sequence] = order.sequences
+        rows = self._decode(sequence)
+        return Job(
+            id="bench",
+            params=generation.diffusion,
+            seed=generation.seed,
+            hidden_TH=torch.cat([part.hidden for part in rows]),
+            token_ids_T=torch.cat([part.ids for part in rows]),
+            answer_start=len(sequence.prompt_ids),
+        )
 
     def _decode(self, sequence: Sequence) -> list[Rows]:
         """Return the condition rows of a sequence, prompt and grid."""

@@ -51,11 +51,13 @@ def write(
     repeats: int,
     spread: Mapping[str, Spread],
     figures: Mapping[str, Figure],
+    tables: Mapping[str, Sequence[Mapping[str, Any]]] | None = None,
     folder: Path = RESULTS,
 ) -> Path:
     """Write `folder`/`name`.json, print its figures as a table, and return the path.
 
     `warm_up` and `repeats` count what was run untimed and timed; `spread` has an entry for every figure that repeats.
+    `tables` are written as they are, and not printed.
     """
     head = {
         "name": name,
@@ -70,7 +72,7 @@ def write(
     assert not head.keys() & figures.keys(), "a figure has the name of a heading"
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / f"{name}.json"
-    path.write_text(json.dumps({**head, **figures}, indent=2, allow_nan=False) + "\n")
+    path.write_text(json.dumps({**head, **figures, **(tables or {})}, indent=2, allow_nan=False) + "\n")
     _show(path, figures, spread)
     return path
 
