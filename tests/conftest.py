@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import os
+
+os.environ.setdefault("TRITON_INTERPRET", "1")  # before anything imports Triton: kernels run on the CPU, as Python
+
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

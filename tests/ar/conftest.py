@@ -19,6 +19,7 @@ from mammoth_ar.engine import Engine
 from mammoth_ar.model.config import HeadAlignment, LLMConfig
 from mammoth_ar.model.decoder import Decoder
 from mammoth_ar.model.weights import load
+from mammoth_ar.testing import fast_engine
 from mammoth_serving.checkpoint import Checkpoint
 
 REPOSITORY = Path(__file__).resolve().parents[2]
@@ -52,6 +53,9 @@ class Case:
 
     def engine(self, **options: Any) -> Engine:
         decoder = self.decoder(head_alignment=options.pop("head_alignment", "concat"))
+        if options.get("exactness") == "fast":
+            del options["exactness"]
+            return fast_engine(decoder, self.scope, **({"num_slots": 4, "max_context_tokens": 128} | options))
         return Engine(decoder, self.scope, **({"num_slots": 4, "max_context_tokens": 128} | options))
 
 

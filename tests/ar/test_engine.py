@@ -183,6 +183,28 @@ def test_one_prefill_call_runs_one_chunk_in_the_order_negative_tail_prompt(
     assert kinds == [None if kind == "tail" else (kind, size) for kind, size in chunks]
 
 
+def test_a_tail_is_run_once_for_a_grid_and_bits_stay(checkpoint: Checkpoint, monkeypatch: Any) -> None:
+    engine = tiny_engine(checkpoint)
+    ask = make_sequence(checkpoint, "a cat", Grid(2, 2), Sampling(1, ar_guidance=3.0))
+    first_rows, first_tokens = solo(engine, ask)
+    lengths: list[int] = []
+    forward = engine._forward_row
+
+    def counted(ids: Any, window: Any, **options: Any) -> Any:
+        lengths.append(len(ids))
+        return forward(ids, window, **options)
+
+    monkeypatch.setattr(engine, "_forward_row", counted)
+    again_rows, again_tokens = solo(engine, ask)
+    assert sum(lengths) == len(ask.prompt_ids) + 2 * ask.grid.num_tokens - 1  # the last token concerns no guidance
+    assert again_tokens == first_tokens
+    assert torch.equal(torch.cat([part.hidden for part in again_rows]), torch.cat([part.hidden for part in first_rows]))
+    other = make_sequence(checkpoint, "a cat", Grid(3, 2), Sampling(1, ar_guidance=3.0))
+    lengths.clear()
+    solo(engine, other)
+    assert len(other.tail_ids) in lengths  # another grid has another tail
+
+
 def test_the_seed_decides_and_guidance_matters(checkpoint: Checkpoint) -> None:
     engine = tiny_engine(checkpoint)
 

@@ -50,6 +50,15 @@ class KVCache:
             assert slot not in self._free, f"slot {slot} is free already"
             heapq.heappush(self._free, slot)
 
+    def copy_out(self, slot: int, num_tokens: int) -> list[Tensor]:
+        """Return copies of a row's first tokens, a [K,num_tokens,D] for each layer's keys, then values."""
+        return [stored[slot, :, :num_tokens].clone() for stored in (*self.keys, *self.values)]
+
+    def copy_in(self, slot: int, tokens: Sequence[Tensor]) -> None:
+        """Write what `copy_out` returned to the start of a row."""
+        for stored, first in zip((*self.keys, *self.values), tokens, strict=True):
+            stored[slot, :, : first.shape[1]] = first
+
 
 @dataclass(frozen=True, slots=True)
 class RowWindow:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from mammoth_serving.checkpoint import CheckpointError
 
-__all__ = ["Grid", "Knobs", "Sampling", "Scope", "guided", "gumbel", "philox4x32", "sample", "shaped"]
+__all__ = ["Grid", "Knobs", "Sampling", "Scope", "guided", "gumbel", "philox4x32", "sample", "shaped", "signed64"]
 
 MIN_KEPT = 3  # the fewest ids that top-k and top-p leave
 PHILOX_MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)
@@ -110,7 +110,7 @@ class Knobs:
             temperature=column([request.temperature for request in requests], torch.float64),
             top_k=column([request.top_k for request in requests], torch.int64),
             top_p=column([request.top_p for request in requests], torch.float64),
-            seed=column([_signed64(request.seed) for request in requests], torch.int64),
+            seed=column([signed64(request.seed) for request in requests], torch.int64),
         )
 
 
@@ -197,6 +197,6 @@ def _wide(x: Tensor) -> Tensor:
     return x.to(torch.promote_types(torch.float32, x.dtype))
 
 
-def _signed64(seed: int) -> int:
+def signed64(seed: int) -> int:
     """Return the int64 with the low 64 bits of `seed`."""
     return (seed + 2**63) % 2**64 - 2**63

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import logging
 import uuid
+from collections import OrderedDict
 from collections.abc import Callable
 from collections.abc import Sequence as Many
 from dataclasses import replace
@@ -36,6 +37,7 @@ __all__ = ["DeviceLost", "Engine", "Exactness"]
 Exactness = Literal["strict", "tolerant"]
 T = TypeVar("T")
 logger = logging.getLogger(__name__)
+MAX_TAILS = 64  # of different grids; the least recently used is forgotten
 ROW_FAILURES = (ArithmeticError, LookupError, RuntimeError, ValueError)
 
 
@@ -64,6 +66,7 @@ class Engine:
         self.prefill_chunk_tokens = prefill_chunk_tokens
         self.exactness = exactness
         self.device = weight.device
+        self._tails: OrderedDict[tuple[int, ...], tuple[list[Tensor], Tensor]] = OrderedDict()
         self.cache = KVCache(
             decoder.config,
             num_slots=num_slots,
@@ -114,6 +117,21 @@ class Engine:
     def num_free_slots(self) -> int:
         return self.cache.num_free
 
+    @property
+    def kernels(self) -> str:
+        """What a receipt says of how tokens are computed."""
+        return f"plain, prefill in {self.prefill_chunk_tokens}"
+
+    @property
+    def row_bucket(self) -> int:
+        """Rows of a matrix product of decoding."""
+        return 1 if self.exactness == "strict" else self.num_slots
+
+    @property
+    def packages(self) -> tuple[str, ...]:
+        """Packages whose numerics the kernels use."""
+        return ("torch",)
+
     def refusal(self, sequence: Sequence) -> InvalidRequest | None:
         """Return why this engine can never run `sequence`, or None."""
         violations, limit = [], f"tokens of context, this deployment serves at most {self.max_context_tokens}"
@@ -145,6 +163,9 @@ class Engine:
         self.cache.give_back(running.slots)
         running.slots = ()
 
+    def synchronize(self) -> None:
+        """Wait for the device; this engine's calls have waited already."""
+
     @torch.no_grad()
     def prefill(self, running: Running) -> Rows | EngineFailed | None:
         """Run the next chunk of the negative prompt, the tail or the prompt, in this order.
@@ -166,6 +187,9 @@ class Engine:
 
     def _prefill(self, running: Running) -> Rows | None:
         text = running.texts[0]
+        if text.kind == "tail" and text.ids in self._tails:
+            self._take_tail(running)
+            return None
         ids = text.ids[text.start : text.start + self.prefill_chunk_tokens]
         hidden = self._forward_row(ids, RowWindow(self.cache, text.slot, text.start, len(ids)), all_generation=False)
         _check_finite(hidden)
@@ -173,11 +197,25 @@ class Engine:
         if text.start == len(text.ids):
             running.texts.pop(0)
             running.last_1H[text.slot] = hidden.normed_BLH[0, -1:]
+            if text.kind == "tail":
+                self._keep_tail(running, text)
         if running.is_prefilled:
             self._choose(running)
         if text.kind == "tail":
             return None
         return _rows("negative" if text.kind == "negative" else "condition", ids, hidden.condition_BLH[0])
+
+    def _keep_tail(self, running: Running, text: Text) -> None:
+        """Remember what a tail leaves behind: it depends on the grid alone, so every guided request of it has the same."""
+        self._tails[text.ids] = (self.cache.copy_out(text.slot, len(text.ids)), running.last_1H[text.slot])
+        if len(self._tails) > MAX_TAILS:
+            self._tails.popitem(last=False)
+
+    def _take_tail(self, running: Running) -> None:
+        text = running.texts.pop(0)
+        self._tails.move_to_end(text.ids)
+        kept, running.last_1H[text.slot] = self._tails[text.ids]
+        self.cache.copy_in(text.slot, kept)
 
     def _decode_alone(self, running: Running) -> Rows | EngineFailed:
         return _guarded(lambda: self._advance(running, self._decode_rows(running)))

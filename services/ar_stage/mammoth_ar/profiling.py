@@ -46,6 +46,7 @@ def _admit(engine: Engine, sequence: Sequence, runnings: list[Running]) -> None:
 def _step_ms(engine: Engine, runnings: list[Running]) -> float:
     started_s = time.perf_counter()
     _check(engine.decode(runnings))
+    engine.synchronize()
     return (time.perf_counter() - started_s) * 1e3
 
 

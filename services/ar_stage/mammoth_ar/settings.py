@@ -17,6 +17,9 @@ class ArSettings(ServingSettings):
     dit_target: str = setting("DiT replicas: dns:///NAME:PORT, or HOST:PORT,HOST:PORT,...", default="127.0.0.1:50061")
     capacity: int = setting("rows allocated for at start; a guided picture takes two", default=32, low=1, high=1024)
     drain_seconds: float = setting("longest wait for accepted work on SIGTERM", default=120.0, low=0, high=3600)
+    kernels: Literal["auto", "plain", "fast"] = setting(
+        "auto: fast for bfloat16 on a GPU, plain elsewhere; what cannot run fast runs plain", default="auto"
+    )
     weights: Literal["bf16"] = setting("storage of the weights on a GPU", default="bf16")
     head_alignment: Literal["concat", "aligned"] = setting("which gen_head row scores an id (Dev)", default="concat")
     max_context: int = setting("positions of a row: prompt, grid and one", default=8192, low=16, high=262_144)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import statistics
+import time
 from collections.abc import Sequence
 
 import grpc.aio
@@ -13,8 +15,10 @@ from mammoth_ar.admission import RowLayout
 from mammoth_ar.batching import Batcher
 from mammoth_ar.conditioning import Scope
 from mammoth_ar.engine import Engine
+from mammoth_ar.engines import open_engine
 from mammoth_ar.handover import Replicas
 from mammoth_ar.model.config import LLMConfig
+from mammoth_ar.model.weights import load
 from mammoth_ar.production import Loaded
 from mammoth_ar.profiling import measure
 from mammoth_ar.prompt import PromptTemplate
@@ -27,6 +31,7 @@ from mammoth_serving.control import ControlService, LiveLimits
 from mammoth_serving.device import DeviceWorker, check_device
 from mammoth_serving.environment import describe
 from mammoth_serving.lifecycle import Gate
+from mammoth_serving.served import ServedLog
 from mammoth_serving.telemetry import Metrics
 from mammoth_wire.errors import InvalidRequest
 from mammoth_wire.params import Bounds
@@ -34,6 +39,9 @@ from mammoth_wire.tensors import CHUNK_ROWS, DTYPES, contract
 from mammoth_wire.v1 import control_pb2, control_pb2_grpc, image_generation_pb2_grpc
 
 __all__ = ["ArStage"]
+
+LEAST_MS = 0.01
+NUM_RESTS = 3
 
 logger = logging.getLogger(__name__)
 
@@ -50,6 +58,7 @@ class ArStage:
         check_device(settings.device, torch.cuda.device_count() if torch.cuda.is_available() else 0)
         self.metrics = Metrics("ar")
         self.capacity = settings.capacity
+        self.served = ServedLog()
         self.limits = LiveLimits(min(settings.max_num_seqs or settings.capacity, settings.capacity))
         self._settings, self._gate = settings, gate
         self._targets = parse_targets(settings.dit_target)
@@ -80,6 +89,7 @@ class ArStage:
         )
         self._service.loaded = Loaded(
             refusal=engine.refusal,
+            served=self.served,
             batcher=self.batcher,
             replicas=Replicas(self._targets),
             template=template,
@@ -91,9 +101,9 @@ class ArStage:
                 "ar",
                 device=_device_name(engine.device),
                 dtype=dtype,
-                kernels=f"plain, prefill in {engine.prefill_chunk_tokens}",
-                row_bucket=1 if engine.exactness == "strict" else self.capacity,
-                packages=("torch", "tiktoken"),
+                kernels=engine.kernels,
+                row_bucket=engine.row_bucket,
+                packages=(*engine.packages, "tiktoken"),
             ),
         )
 
@@ -146,21 +156,29 @@ class ArStage:
         finally:
             self.batcher.wake()
 
+    async def profile_rest(self, shape: tuple[int, int]) -> float:
+        """Measure how long a prompt of `shape[0]` tokens is read: whole measurements of one step, less the step; the median of a few."""
+        rests_ms = []
+        for _ in range(NUM_RESTS):
+            began_s = time.perf_counter()
+            [step_ms] = await self.profile(shape, 1, 1)
+            rests_ms.append(1e3 * (time.perf_counter() - began_s) - step_ms)
+        return max(statistics.median(rests_ms), LEAST_MS)
+
     async def check_transport(self, address: str) -> control_pb2.CheckTransportResponse:
         assert self._service.loaded is not None, "Control lets nobody through before loading"
         return await check_transport(address, self._service.loaded.layout, self.engine.scope)
 
     def _load(self, checkpoint: Checkpoint, scope: Scope) -> Engine:
         dtype: torch.dtype = getattr(torch, self._settings.dtype_name)
-        return Engine.load(
-            checkpoint,
+        config = LLMConfig.parse(checkpoint.config, head_alignment=self._settings.head_alignment)
+        return open_engine(
+            load(checkpoint, config, dtype=dtype, device=self._settings.device),
             scope,
             num_slots=self._settings.capacity,
             max_context_tokens=self._max_context,
-            dtype=dtype,
-            device=self._settings.device,
-            head_alignment=self._settings.head_alignment,
             prefill_chunk_tokens=self._settings.prefill_chunk,
+            kernels=self._settings.kernels,
             exactness=self._settings.exactness,
         )
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable
 from pathlib import Path
-from typing import ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import torch
 
@@ -16,13 +16,17 @@ from mammoth_ar import tiny
 from mammoth_ar.conditioning import Grid, Sampling, Scope
 from mammoth_ar.engine import Engine, Exactness
 from mammoth_ar.model.config import LLMConfig
+from mammoth_ar.model.decoder import Decoder
 from mammoth_ar.prompt import PromptTemplate
 from mammoth_ar.sequence import Sequence
 from mammoth_ar.tokenizer import Tokenizer
 from mammoth_serving.checkpoint import Checkpoint
 from mammoth_serving.tiny import Family
 
-__all__ = ["VirtualDevice", "make_checkpoint", "make_sequence", "open_tokenizer", "tiny_engine"]
+if TYPE_CHECKING:
+    from mammoth_ar.fast.engine import FastEngine
+
+__all__ = ["VirtualDevice", "fast_engine", "make_checkpoint", "make_sequence", "open_tokenizer", "tiny_engine"]
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -77,6 +81,28 @@ def tiny_engine(
         prefill_chunk_tokens=prefill_chunk_tokens,
         exactness=exactness,
     )
+
+
+def fast_engine(decoder: Decoder, scope: Scope, **options: Any) -> FastEngine:
+    """Return a fast engine whose programs are few and large, which Triton's interpreter likes.
+
+    Every kind of cut is there all the same: slices, pieces, tiles, groups of rows.
+    """
+    from mammoth_ar.fast.engine import FastEngine  # imports a compiler that a machine without a GPU may lack
+    from mammoth_ar.fast.step import Cut, Tiles
+
+    cut = Cut(
+        rows=4,
+        heads=Tiles(16, 64, 2, 4, 1),
+        out=Tiles(64, 64, 2, 4, 1),
+        gated=Tiles(64, 64, 1, 4, 1),
+        down=Tiles(64, 64, 2, 4, 1),
+        logits=Tiles(128, 64, 1, 4, 1),
+        piece=16,
+        programs=2,
+        block_s=16,
+    )
+    return FastEngine(decoder, scope, cut=cut, **options)
 
 
 def make_sequence(

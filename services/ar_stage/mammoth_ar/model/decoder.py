@@ -176,9 +176,9 @@ class Decoder(nn.Module):
 
     def visual_logits(self, normed_BLH: Tensor, start: int, end: int) -> Tensor:
         """Return logits [B,L,end-start] of the ids in [start, end), reading only their rows of the heads."""
-        return functional.linear(normed_BLH, self._head_rows(start, end))
+        return functional.linear(normed_BLH, self.head_rows(start, end))
 
-    def _head_rows(self, start: int, end: int) -> Tensor:
+    def head_rows(self, start: int, end: int) -> Tensor:
         if not self.config.extra_gen_vocab:
             return self.lm_head.weight[start:end]
         offset = self.config.gen_head_offset

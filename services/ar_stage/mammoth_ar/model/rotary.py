@@ -7,6 +7,8 @@ B rows, L tokens, N heads, D head width, F = D/2 frequencies, 3 axes.
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import torch
 from torch import Tensor
 
@@ -34,13 +36,18 @@ def axis_of_frequency(config: LLMConfig) -> list[int]:
 def rotary_tables(config: LLMConfig, position_3BL: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     """Return cos_BL1D and sin_BL1D in `dtype`; angles are float32, or float64 when `dtype` is."""
     wide = torch.promote_types(torch.float32, dtype)
-    device = position_3BL.device
-    exponent_F = torch.arange(0, config.head_dim, 2, device=device, dtype=wide) / config.head_dim
-    inverse_F = 1.0 / torch.pow(torch.tensor(config.rope_theta, dtype=wide, device=device), exponent_F)
-    axis_F = torch.tensor(axis_of_frequency(config), device=device)
+    inverse_F, axis_F = _constants(config, wide, position_3BL.device)
     angle_BLF = position_3BL.to(wide)[axis_F].permute(1, 2, 0) * inverse_F
     angle_BL1D = torch.cat((angle_BLF, angle_BLF), dim=-1).unsqueeze(2)
     return angle_BL1D.cos().to(dtype), angle_BL1D.sin().to(dtype)
+
+
+@lru_cache(maxsize=16)
+def _constants(config: LLMConfig, wide: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return frequencies and axes, [F]. Kept, since a graph may not fetch them from the host."""
+    exponent_F = torch.arange(0, config.head_dim, 2, device=device, dtype=wide) / config.head_dim
+    inverse_F = 1.0 / torch.pow(torch.tensor(config.rope_theta, dtype=wide, device=device), exponent_F)
+    return inverse_F, torch.tensor(axis_of_frequency(config), device=device)
 
 
 def rotate(x_BLND: Tensor, cos_BL1D: Tensor, sin_BL1D: Tensor) -> Tensor:

@@ -1,0 +1,62 @@
+"""Decide which engine runs a decoder: the fast one where it can and is exact, else the plain one, never an error."""
+
+from __future__ import annotations
+
+import logging
+from typing import Literal
+
+import torch
+
+from mammoth_ar.conditioning import Scope
+from mammoth_ar.engine import Engine, Exactness
+from mammoth_ar.model.decoder import Decoder
+from mammoth_wire.errors import EngineFailed
+
+__all__ = ["Kernels", "open_engine"]
+
+Kernels = Literal["auto", "plain", "fast"]
+
+logger = logging.getLogger(__name__)
+
+
+def open_engine(
+    decoder: Decoder,
+    scope: Scope,
+    *,
+    num_slots: int,
+    max_context_tokens: int,
+    prefill_chunk_tokens: int = 256,
+    kernels: Kernels = "auto",
+    exactness: Exactness = "strict",
+) -> Engine:
+    """Return an engine over `decoder`. `auto` takes the fast path for bfloat16 on a GPU; `fast` takes it anywhere.
+
+    What keeps the fast path from starting (no compiler, no room, a row whose bits depend on its company under `strict`) is
+    logged, and the plain path runs. Raises CheckpointError when `scope` lies outside the generation vocabulary.
+    """
+    weight = decoder.norm.weight
+    if kernels == "fast" or (kernels == "auto" and weight.is_cuda and weight.dtype is torch.bfloat16):
+        try:
+            from mammoth_ar.fast.engine import FastEngine  # imports a compiler that a machine without a GPU may lack
+            from mammoth_ar.fast.verify import is_exact
+
+            fast = FastEngine(
+                decoder,
+                scope,
+                num_slots=num_slots,
+                max_context_tokens=max_context_tokens,
+                prefill_chunk_tokens=prefill_chunk_tokens,
+            )
+            if exactness == "tolerant" or is_exact(fast):
+                return fast
+            logger.error("the plain path runs: on the fast one a row's bits depend on its company here")
+        except (RuntimeError, ImportError, EngineFailed) as err:
+            logger.warning("the plain path runs: the fast one did not start", exc_info=err)
+    return Engine(
+        decoder,
+        scope,
+        num_slots=num_slots,
+        max_context_tokens=max_context_tokens,
+        prefill_chunk_tokens=prefill_chunk_tokens,
+        exactness=exactness,
+    )
