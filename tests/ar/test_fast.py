@@ -57,6 +57,7 @@ def toy(checkpoint: Any, *, num_slots: int = 6) -> FastEngine:
         num_slots=num_slots,
         max_context_tokens=192,
         prefill_chunk_tokens=32,
+        num_slices=2,
     )
 
 

@@ -176,8 +176,8 @@ EXACTNESS = pytest.mark.parametrize("exactness", ["strict", "tolerant", "fast"])
 def test_the_engine_writes_the_recorded_grids(case: Any, exactness: str, alignment: str, is_guided: bool) -> None:
     base = "cfg" if is_guided else "gen"
     group = case.group(base)
-    if exactness == "fast" and alignment == "aligned" and f"{base}_aligned.generated_ids" not in case.io:
-        pytest.skip("the same head as concat's")
+    if exactness == "fast" and (alignment == "aligned" or not is_guided):
+        pytest.skip("the interpreter is slow: guided rows hold the others, and the head's rows are the plain path's")
     if alignment == "aligned" and case.decoder().config.gen_head_offset != case.facts["ids"]["gen_vocab_start_index"]:
         group = group | case.group(f"{base}_aligned")
     engine = case.engine(exactness=exactness, head_alignment=alignment, prefill_chunk_tokens=8)

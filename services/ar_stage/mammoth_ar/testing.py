@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
@@ -83,24 +84,25 @@ def tiny_engine(
     )
 
 
-def fast_engine(decoder: Decoder, scope: Scope, **options: Any) -> FastEngine:
+def fast_engine(decoder: Decoder, scope: Scope, *, num_slices: int = 1, **options: Any) -> FastEngine:
     """Return a fast engine whose programs are few and large, which Triton's interpreter likes.
 
-    Every kind of cut is there all the same: slices, pieces, tiles, groups of rows.
+    With `num_slices` 2 every kind of cut is there all the same: slices, pieces, tiles, groups of rows.
     """
     from mammoth_ar.fast.engine import FastEngine  # imports a compiler that a machine without a GPU may lack
     from mammoth_ar.fast.step import Cut, Tiles
 
+    wide = Tiles(64 if num_slices > 1 else 128, 64 if num_slices > 1 else 128, num_slices, 4, 1)
     cut = Cut(
         rows=4,
-        heads=Tiles(16, 64, 2, 4, 1),
-        out=Tiles(64, 64, 2, 4, 1),
-        gated=Tiles(64, 64, 1, 4, 1),
-        down=Tiles(64, 64, 2, 4, 1),
+        heads=wide,
+        out=wide,
+        gated=replace(wide, split=1),
+        down=wide,
         logits=Tiles(128, 64, 1, 4, 1),
-        piece=16,
-        programs=2,
-        block_s=16,
+        piece=32 // num_slices,
+        programs=num_slices,
+        block_s=32 // num_slices,
     )
     return FastEngine(decoder, scope, cut=cut, **options)
 

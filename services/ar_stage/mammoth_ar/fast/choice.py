@@ -28,8 +28,8 @@ def _guided_scores(logits, row, partner, guidance, penalty, temperature, seen, v
     """Return the row's scores up to temperature, float32; -inf outside `mask`."""
     score = tl.load(logits + row * V + v, mask=mask, other=float("-inf"))
     if guidance > 1.0:
-        other = tl.load(logits + partner * V + v, mask=mask, other=float("-inf"))
-        score = tl.where(mask, other + guidance * (score - other), float("-inf"))
+        other = tl.load(logits + partner * V + v, mask=mask, other=0.0)
+        score = other + guidance * (score - other)
     if penalty != 1.0:
         was_seen = tl.load(seen + row * V + v, mask=mask, other=0) != 0
         score = tl.where(was_seen, tl.where(score > 0, score / penalty, score * penalty), score)
