@@ -10,7 +10,7 @@ from typing import Any
 
 from mammoth_client._events import EventReader
 from mammoth_client.types import Event
-from mammoth_wire.errors import DeadlineExceeded, InvalidRequest, MammothError, Overloaded, Unavailable
+from mammoth_wire.errors import Cancelled, DeadlineExceeded, InvalidRequest, MammothError, Overloaded, Unavailable
 from mammoth_wire.params import Bounds, resolve_generation
 from mammoth_wire.v1 import image_generation_pb2
 
@@ -46,9 +46,10 @@ def next_delay_s(err: MammothError, num_attempts: int, jitter: float, policy: Re
     """Return the pause before the next attempt after `num_attempts` have failed, the last with `err`; None to give up.
 
     `jitter` is a random number in [0, 1): pauses vary by a fifth either way and never undercut the server's hint.
+    Cancelled is what gRPC says for a server that hung up just as the request arrived.
     """
     full_for_a_while = policy.overloaded and isinstance(err, Overloaded) and err.retry_after_s is not None
-    if not (isinstance(err, Unavailable) or full_for_a_while) or num_attempts >= policy.max_attempts:
+    if not (isinstance(err, Unavailable | Cancelled) or full_for_a_while) or num_attempts >= policy.max_attempts:
         return None
     backoff_s: float = min(policy.max_s, policy.first_s * 2 ** (num_attempts - 1)) * (0.8 + 0.4 * jitter)
     return max(backoff_s, err.retry_after_s or 0.0)

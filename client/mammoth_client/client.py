@@ -19,7 +19,7 @@ from mammoth_client._health import SERVICES, checker, health_of, health_without,
 from mammoth_client.receipts import GenerateFields
 from mammoth_client.settings import DEFAULT_ADDRESS, DEFAULT_TIMEOUT_S, Settings
 from mammoth_client.types import Event, Picture, ServiceHealth
-from mammoth_wire.errors import Cancelled, from_rpc_error
+from mammoth_wire.errors import Cancelled, MammothError, from_rpc_error
 from mammoth_wire.v1 import image_generation_pb2_grpc
 
 __all__ = ["STATUS_TIMEOUT_S", "AsyncClient", "Client"]
@@ -45,6 +45,7 @@ class _Base:
         """
         path = Path(token_file) if token_file is not None else None
         self.settings = Settings(address=address, timeout_s=timeout_s, token_file=path, retry=retry)
+        self._closed = False
         self._open()
 
     @classmethod
@@ -55,6 +56,12 @@ class _Base:
 
     def _open(self) -> None:
         """Prepare the channel, as far as that can be done before the first call."""
+
+    def _delay_after(self, exchange: Exchange, err: MammothError) -> float:
+        """Return the pause before the next attempt, or raise `err`."""
+        if self._closed:
+            raise err
+        return exchange.delay_after(err, time.monotonic(), random.random())
 
     def _exchange(self, prompt: str, timeout_s: float | None, fields: GenerateFields) -> Exchange:
         patience_s = self.settings.timeout_s if timeout_s is None else timeout_s
@@ -77,6 +84,7 @@ class Client(_Base):
 
     def close(self) -> None:
         """Close the channel; running requests are cancelled."""
+        self._closed = True
         self._channel.close()
 
     def generate(
@@ -121,7 +129,7 @@ class Client(_Base):
                 exchange.finish()
                 return
             except grpc.RpcError as err:
-                delay_s = _delay_after(exchange, err)
+                delay_s = self._delay_after(exchange, from_rpc_error(err))
             finally:
                 call.cancel()
             time.sleep(delay_s)
@@ -148,6 +156,7 @@ class AsyncClient(_Base):
 
     async def close(self) -> None:
         """Close the channel; running requests are cancelled."""
+        self._closed = True
         if self._opened is not None:
             await self._opened.close()
 
@@ -195,10 +204,11 @@ class AsyncClient(_Base):
                 exchange.finish()
                 return
             except grpc.RpcError as err:
-                delay_s = _delay_after(exchange, err)
+                delay_s = self._delay_after(exchange, from_rpc_error(err))
             except asyncio.CancelledError:
-                _unless_the_task_is_cancelled()
-                raise
+                if _task_is_cancelled():
+                    raise
+                delay_s = self._delay_after(exchange, Cancelled("the server cancelled the request"))
             finally:
                 call.cancel()
             await asyncio.sleep(delay_s)
@@ -222,13 +232,7 @@ def _in_order(pictures: Iterable[Picture]) -> list[Picture]:
     return sorted(pictures, key=lambda picture: picture.image_index)
 
 
-def _delay_after(exchange: Exchange, err: grpc.RpcError) -> float:
-    """Return the pause before the next attempt, or raise the typed error behind `err`."""
-    return exchange.delay_after(from_rpc_error(err), time.monotonic(), random.random())
-
-
-def _unless_the_task_is_cancelled() -> None:
-    """Raise Cancelled when a CancelledError is only grpc.aio's word for a server that ended the call with CANCELLED."""
+def _task_is_cancelled() -> bool:
+    """Tell a CancelledError of the caller from grpc.aio's word for a server that ended the call with CANCELLED."""
     task = asyncio.current_task()
-    if task is not None and not task.cancelling():
-        raise Cancelled("the server cancelled the request")
+    return task is None or task.cancelling() > 0

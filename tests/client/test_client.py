@@ -226,6 +226,12 @@ def test_a_server_that_cancels_is_told_from_a_caller_that_does(api):
         api.generate(server.address, "a mammoth")
 
 
+def test_a_server_that_hangs_up_before_it_says_anything_is_asked_again(api):
+    with fake_server(Reply(error=Cancelled("shutting down"))) as server:
+        assert len(api.generate(server.address, "a mammoth", retry=RetryPolicy(first_s=0.001))) == 1
+    assert len(server.calls) == 2
+
+
 @pytest.mark.parametrize(
     ("num_failures", "retry", "num_calls", "ends"),
     [
