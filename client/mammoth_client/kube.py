@@ -58,13 +58,22 @@ class Deployments:
             body = {"metadata": {"annotations": dict(annotations)}}
             self._objects.patch_namespaced_custom_object(GROUP, VERSION, namespace, PLURAL, name, body)
 
+    def config(self, namespace: str, name: str) -> Mapping[str, str]:
+        """Return the data of a ConfigMap. Raises NotFound."""
+        with self._errors(f"{namespace}/{name}"):
+            found: Any = self._core.read_namespaced_config_map(name, namespace)
+        return dict(found.data or {})
+
     @contextmanager
     def forwarded(self, namespace: str, name: str) -> Iterator[str]:
         """Forward a local port to a front pod of the serving revision, and yield `127.0.0.1:PORT`."""
         pod = self._front_pod(namespace, name)
         with socket.create_server(("127.0.0.1", 0)) as listener:
             threading.Thread(target=self._accept, args=(listener, namespace, pod), daemon=True).start()
-            yield f"127.0.0.1:{listener.getsockname()[1]}"
+            try:
+                yield f"127.0.0.1:{listener.getsockname()[1]}"
+            finally:
+                listener.shutdown(socket.SHUT_RDWR)  # a close alone leaves the thread waiting, and the port open
 
     def _front_pod(self, namespace: str, name: str) -> str:
         self.get(namespace, name)

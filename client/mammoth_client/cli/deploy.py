@@ -105,18 +105,33 @@ def choose(status: Mapping[str, Any], asked: str | None) -> str:
 
 def tables(status: Mapping[str, Any]) -> list[Table]:
     """Return what a person wants to see first: pools, conditions, revisions."""
-    pools = Table("pool", "ready", "in flight", "queued", "blocked by", title=f"{status.get('phase', 'not seen yet')} {status.get('endpoint', '')}", title_justify="left")  # fmt: skip
+    pools = _table(
+        "pool",
+        "ready",
+        "in flight",
+        "queued",
+        "blocked by",
+        title=f"{status.get('phase', 'not seen yet')} {status.get('endpoint', '')}",
+    )
     for pool in ("ar", "dit"):
         seen = status.get(pool, {})
         pools.add_row(pool, seen.get("summary", ""), str(seen.get("inflight", "")), str(seen.get("queueDepth", "")), seen.get("blockedReason", ""))  # fmt: skip
-    conditions = Table("condition", "status", "reason", "message")
+    conditions = _table("condition", "status", "reason", "message")
     for item in status.get("conditions", ()):
         conditions.add_row(item["type"], item["status"], item["reason"], item["message"])
-    revisions = Table("revision", "outcome", "made", "ar image", "dit image")
+    revisions = _table("revision", "outcome", "made", "ar image", "dit image")
     for entry in status.get("revisions", ()):
         mark = " *" if entry["hash"] == status.get("targetRevision") else ""
         revisions.add_row(entry["hash"] + mark, entry.get("outcome", ""), entry.get("time", ""), entry.get("arImage", ""), entry.get("ditImage", ""))  # fmt: skip
     return [pools, conditions, revisions]
+
+
+def _table(*headers: str, title: str | None = None) -> Table:
+    """Return a table that folds what is long instead of hiding its end."""
+    table = Table(title=title, title_justify="left")
+    for header in headers:
+        table.add_column(header, overflow="fold")
+    return table
 
 
 def _is_true(status: Mapping[str, Any], kind: str) -> bool:
