@@ -27,36 +27,35 @@ LONGEST_BUILD_S = 3000
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A folder of `tools/`, the module whose version counts, its programs and packages, and what carries the version."""
+    """A folder of `tools/`, its programs and their packages, and for each module whose version a program tells, where it is kept."""
 
     folder: str
-    module: str
     programs: Mapping[str, str]
-    stamps: tuple[str, ...] = field(default=())
+    stamps: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
 
 KUBERNETES = ("kube-apiserver", "kube-controller-manager", "kube-scheduler", "kubectl", "kubelet", "kube-proxy")
 STAMPED = ("k8s.io/component-base/version", "k8s.io/client-go/pkg/version")
+# Kubernetes, Helm and CoreDNS share a module: what they have in common is compiled once.
 ALL = (
-    Tool("pause", "mammoth.test/pause", {"pause": "mammoth.test/pause"}),
-    Tool("etcd", "go.etcd.io/etcd/server/v3", {"etcd": "go.etcd.io/etcd/server/v3"}),
+    Tool("pause", {"pause": "mammoth.test/pause"}),
+    Tool("etcd", {"etcd": "go.etcd.io/etcd/server/v3"}),
     Tool(
         "kubernetes",
-        "k8s.io/kubernetes",
-        {name: f"k8s.io/kubernetes/cmd/{name}" for name in KUBERNETES},
-        tuple(
-            f"{package}.{variable}"
-            for package in STAMPED
-            for variable in ("gitVersion={version}", "gitMajor={major}", "gitMinor={minor}")
-        ),
+        {
+            **{name: f"k8s.io/kubernetes/cmd/{name}" for name in KUBERNETES},
+            "helm": "helm.sh/helm/v3/cmd/helm",
+            "coredns": "mammoth.test/kubernetes/coredns",
+        },
+        {
+            "k8s.io/kubernetes": tuple(
+                f"{package}.{variable}"
+                for package in STAMPED
+                for variable in ("gitVersion={version}", "gitMajor={major}", "gitMinor={minor}")
+            ),
+            "helm.sh/helm/v3": ("helm.sh/helm/v3/internal/version.version={version}",),
+        },
     ),
-    Tool(
-        "helm",
-        "helm.sh/helm/v3",
-        {"helm": "helm.sh/helm/v3/cmd/helm"},
-        ("helm.sh/helm/v3/internal/version.version={version}",),
-    ),
-    Tool("coredns", "github.com/coredns/coredns", {"coredns": "github.com/coredns/coredns"}),
 )
 
 
@@ -95,26 +94,30 @@ def _go() -> str:
 
 def _build_all(go: str, target: Path) -> None:
     for tool in ALL:
-        for program, package in tool.programs.items():
-            start = time.monotonic()
-            _build_one(go, tool, package, target / program)
-            print(f"built {program} in {time.monotonic() - start:.0f} s", flush=True)
+        start = time.monotonic()
+        _build_one(go, tool, target)
+        print(f"built {', '.join(tool.programs)} in {time.monotonic() - start:.0f} s", flush=True)
 
 
-def _build_one(go: str, tool: Tool, package: str, output: Path) -> None:
+def _build_one(go: str, tool: Tool, target: Path) -> None:
     folder = TOOLS / tool.folder
-    flags = " ".join(["-s -w", *(f"-X {stamp.format(**_version(folder, tool.module))}" for stamp in tool.stamps)])
+    stamps = (
+        f"-X {stamp.format(**_version(folder, module))}" for module, stamps in tool.stamps.items() for stamp in stamps
+    )
+    # Several at once keep every core busy while one is linked; alone a program gets the name that it has here.
+    output = f"{target}/" if len(tool.programs) > 1 else target / next(iter(tool.programs))
     run = subprocess.run(
-        [go, "build", "-trimpath", "-buildvcs=false", "-ldflags", flags, "-o", str(output), package],
+        [go, "build", "-trimpath", "-buildvcs=false", "-ldflags", " ".join(["-s -w", *stamps]), "-o", str(output),
+         *tool.programs.values()],
         cwd=folder,
         env={**os.environ, "CGO_ENABLED": "0"},
         capture_output=True,
         text=True,
         timeout=LONGEST_BUILD_S,
         check=False,
-    )
+    )  # fmt: skip
     if run.returncode:
-        raise ClusterError(f"go build {package}: {run.stderr[-2000:]}")
+        raise ClusterError(f"go build in {folder}: {run.stderr[-2000:]}")
 
 
 def _version(folder: Path, module: str) -> dict[str, str]:

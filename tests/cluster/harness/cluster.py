@@ -20,7 +20,7 @@ from typing import Literal
 
 from harness import binaries
 from harness.errors import ClusterError, Unavailable
-from harness.isolation import NAMESPACES, make_groups, remove_groups
+from harness.isolation import NAMESPACES, make_groups, remove_groups, require_namespaces
 from harness.machine import NODE_PROGRAMS, PLANE_PROGRAMS, require
 from harness.node import SOCKET
 from harness.seed import known_layers, plant, seed
@@ -57,6 +57,8 @@ class Cluster:
         if named := os.environ.get(NAMED):
             return cls(tier, Path(named), _installed("kubectl"), _installed("helm"), 0.0)
         require(NODE_PROGRAMS if tier == "node" else PLANE_PROGRAMS, root=tier == "node")
+        if tier == "node":
+            require_namespaces()
         tools = binaries.build()
         start = time.monotonic()
         work = Path(tempfile.mkdtemp(prefix=f"mammoth-{tier}-"))

@@ -7,6 +7,7 @@ cluster a reference with a place for the name, `registry.example/mammoth-{name}:
 from __future__ import annotations
 
 import os
+import re
 import tempfile
 import time
 from dataclasses import dataclass
@@ -15,13 +16,14 @@ from typing import Literal
 
 from harness.cluster import Cluster
 from harness.errors import ClusterError, Unavailable
-from harness.light import DOCKERFILES, light_images
+from harness.light import DOCKERFILES, ROOT, light_images
 from harness.node_images import import_images
 from harness.real import build_real, import_real
 
 __all__ = ["Images", "load_images"]
 
 NAMED = "MAMMOTH_TEST_IMAGES"
+CHART, REGISTRY = ROOT / "charts/mammoth-operator/Chart.yaml", "ghcr.io/mammoth-serve"
 Kind = Literal["light", "real", "named"]
 
 
@@ -29,7 +31,8 @@ Kind = Literal["light", "real", "named"]
 class Images:
     """References that a pod can name (imagePullPolicy IfNotPresent), and which kind they are.
 
-    `next` returns a second reference to the same image, to roll to; a named cluster has none.
+    `published`: the node has them under the names that the chart and its samples use, too. `next` returns a second
+    reference to the same image, to roll to; a named cluster has none.
     """
 
     kind: Kind
@@ -37,6 +40,7 @@ class Images:
     dit: str
     operator: str
     seconds_to_load: float
+    published: bool = False
 
     def next(self, reference: str) -> str:
         if self.kind == "named":
@@ -53,7 +57,15 @@ def load_images(cluster: Cluster) -> Images:
                 f"on a named cluster {NAMED} names the images, like registry.example/mammoth-{{name}}:tag"
             )
         return Images("named", **{name: chosen.format(name=name) for name in DOCKERFILES}, seconds_to_load=0.0)
-    names = {name: [f"docker.io/library/mammoth-{name}:{tag}" for tag in ("test", "next")] for name in DOCKERFILES}
+    version = re.search(r"^appVersion: (\S+)$", CHART.read_text(), re.MULTILINE)
+    assert version is not None, f"{CHART} names the version of the images"
+    names = {
+        name: [
+            *(f"docker.io/library/mammoth-{name}:{tag}" for tag in ("test", "next")),
+            f"{REGISTRY}/mammoth-{name}:{version[1]}",
+        ]
+        for name in DOCKERFILES
+    }
     with tempfile.TemporaryDirectory(prefix="mammoth-images-") as folder:
         if chosen == "real":
             build_real()
@@ -65,4 +77,4 @@ def load_images(cluster: Cluster) -> Images:
     seconds = time.monotonic() - start
     print(f"{chosen} images loaded in {seconds:.1f} s", flush=True)
     first = {name: refs[0] for name, refs in names.items()}
-    return Images("real" if chosen == "real" else "light", **first, seconds_to_load=seconds)
+    return Images("real" if chosen == "real" else "light", **first, seconds_to_load=seconds, published=True)

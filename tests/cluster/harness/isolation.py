@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from harness.errors import Unavailable
 from harness.processes import run
 
-__all__ = ["NAMESPACES", "NODE_ADDRESS", "enter", "make_groups", "remove_groups"]
+__all__ = ["NAMESPACES", "NODE_ADDRESS", "enter", "make_groups", "remove_groups", "require_namespaces"]
 
 NODE_ADDRESS = "10.200.0.1"
 NAMESPACES = [
@@ -25,6 +26,13 @@ NAMESPACES = [
     "private",
 ]
 GROUPS = Path("/sys/fs/cgroup")
+
+
+def require_namespaces() -> None:
+    """Return when this process may have namespaces of its own. Raises Unavailable, with what the kernel said."""
+    tried = run([*NAMESPACES, "ip", "link", "add", "eth0", "type", "veth", "peer", "name", "eth0p"], check=False)
+    if tried.returncode:
+        raise Unavailable(f"a node needs namespaces and network devices of its own: {tried.stderr.strip()[-300:]}")
 
 
 def enter(work: Path) -> None:
@@ -44,9 +52,12 @@ def enter(work: Path) -> None:
 
 
 def make_groups(name: str) -> None:
-    """Make the control group `name` in every hierarchy; kubelet puts the pods under it."""
-    for hierarchy in _hierarchies():
-        (hierarchy / name).mkdir(exist_ok=True)
+    """Make the control group `name` in every hierarchy; kubelet puts the pods under it. Raises Unavailable."""
+    try:
+        for hierarchy in _hierarchies():
+            (hierarchy / name).mkdir(exist_ok=True)
+    except OSError as err:
+        raise Unavailable(f"a node needs control groups of its own: {err}") from err
 
 
 def remove_groups(name: str) -> None:

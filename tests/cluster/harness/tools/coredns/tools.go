@@ -1,6 +1,0 @@
-//go:build tools
-
-// Package tools names the program of CoreDNS that the harness runs.
-package tools
-
-import _ "github.com/coredns/coredns"
