@@ -1,4 +1,4 @@
-"""Do: carry a decision out, in order: objects, pods, status, Events. Status is written only when it says something new."""
+"""Do: carry a decision out, in order: objects, pods, Events, status. Status is written only when it says something new."""
 
 from __future__ import annotations
 
@@ -54,9 +54,11 @@ class Actor:
             self._see(await self._cluster.merge(child.kind, child.namespace, child.name, {"spec": {"replicas": replicas}}, uid=child.uid))  # fmt: skip
         for child in decision.deletes:
             await self._cluster.delete(child.kind, child.namespace, child.name, uid=child.uid)
-        later_s = await self._write_status(parent, decision.status)
-        for event in decision.events:
+        for (
+            event
+        ) in decision.events:  # before the status, which says that they were told: none is lost, a repeated one counts
             await self._tell(parent, event)
+        later_s = await self._write_status(parent, decision.status)
         if decision.finalizers is not None:
             await self._finalize(parent, decision.finalizers)
         return later_s

@@ -58,7 +58,7 @@ class View:
     digests: frozenset[str] = frozenset()
     scaling_conflict: str = ""
     drift_fought: str = ""
-    tuning_mode: str = "Recommend"
+    tuning: tuple[str, str, str] = ("False", "NotEnoughData", "no measurements to decide from")
     acked: tuple[int, int] = (0, 0)
 
     def lacks(self, pool: Pool) -> bool:
@@ -104,7 +104,8 @@ def _ready(view: View) -> Condition:
         return no("TransportFailed", view.transport.message)
     serves = view.admitted == view.target or (view.admitted is None and not any(view.want.values()))
     if any(view.lacks(pool) for pool in POOLS) or not serves or not (view.proven or not all(view.want.values())):
-        return no("Progressing", view.plan.step)
+        elsewhere = view.admitted not in (None, ALL, view.target)
+        return no("Progressing", view.plan.step + (f"; until then clients reach {view.admitted}" if elsewhere else ""))
     return Condition("Ready", "True", "Available", f"revision {view.target} serves")
 
 
@@ -161,16 +162,11 @@ def _degraded(view: View) -> Condition:
     lost = [f"{pool} {view.pools[pool].available}/{view.want[pool]}" for pool in POOLS if view.lacks(pool)]
     if view.was_complete and lost and not (view.paused or view.draining):
         return Condition(kind, "True", "PodsLost", f"available: {', '.join(lost)}")
-    return Condition(kind, "False", "AsExpected", "")
+    return Condition(kind, "False", "AsExpected", "nothing is wrong that would cost service")
 
 
 def _tuning(view: View) -> Condition:
-    acked, ready = view.acked
-    if view.tuning_mode == "Off":
-        return Condition("TuningActive", "False", "Off", "spec.tuning.mode is Off")
-    if acked < ready:
-        return Condition("TuningActive", "False", "AckMissing", f"{acked} of {ready} pods confirmed the limits")
-    return Condition("TuningActive", "False", "NotEnoughData", "no measurements to decide from")
+    return Condition("TuningActive", *view.tuning)
 
 
 def merged(now: datetime, generation: int, wanted: Iterable[Condition], previous: Iterable[Mapping[str, Any]]) -> list[dict[str, Any]]:  # fmt: skip

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Iterable
+from collections.abc import Awaitable, Iterable, Mapping
 from typing import TypeVar
 
 import grpc
@@ -14,12 +14,14 @@ import grpc.aio
 from mammoth_operator.names import CONTROL_PORT, GRPC_PORT
 from mammoth_operator.observed import Child
 from mammoth_operator.reports import Load, Transport
+from mammoth_operator.tuning.probing import Point, Probe
+from mammoth_wire.errors import DeadlineExceeded, InvalidRequest, ShapeTooLarge, from_rpc_error
 from mammoth_wire.v1 import control_pb2, control_pb2_grpc
 
 __all__ = ["Control"]
 
 T = TypeVar("T")
-ANSWER_S, TRANSPORT_S = 2.0, 12.0
+ANSWER_S, TRANSPORT_S, PROFILE_S = 2.0, 12.0, 120.0
 SILENT_S = 5.0  # a pod that gave no answer is not asked again for so long
 MAX_CHANNELS_IDLE_S = 120.0
 
@@ -33,10 +35,13 @@ class Control:
         self._channels: dict[str, tuple[grpc.aio.Channel, float]] = {}
         self._silent: dict[str, float] = {}
 
-    async def loads(self, pods: Iterable[Child]) -> dict[str, Load]:
-        """Return what each pod says of itself, by uid; those that do not answer are left out."""
-        pods = list(pods)
-        answers = await asyncio.gather(*(self._load(pod) for pod in pods))
+    async def loads(self, pods: Iterable[Child], after: Mapping[str, int] | None = None) -> dict[str, Load]:
+        """Return what each pod says of itself, by uid; those that do not answer are left out.
+
+        `after` has, by uid, the sequence number of the last picture that is known of a pod.
+        """
+        pods, known = list(pods), after or {}
+        answers = await asyncio.gather(*(self._load(pod, known.get(pod.uid, 0)) for pod in pods))
         self._forget_idle()
         return {pod.uid: load for pod, load in zip(pods, answers, strict=True) if load is not None}
 
@@ -67,10 +72,32 @@ class Control:
             await channel.close()
         self._channels.clear()
 
-    async def _load(self, pod: Child) -> Load | None:
+    async def profile(self, pod: Child, probe: Probe) -> Point:
+        """Have a pod measure itself. What it can never do is `refused`; raises MammothError when it cannot now."""
+        height, width = probe.shape
+        request = control_pb2.ProfileRequest(
+            shapes=[control_pb2.Shape(height=height, width=width)],
+            batch_sizes=[probe.batch_size],
+            steps=probe.num_steps,
+        )
+        try:
+            answer = await self._stub(pod).Profile(request, timeout=PROFILE_S)
+        except grpc.aio.AioRpcError as err:
+            error = from_rpc_error(err)
+            if isinstance(
+                error, InvalidRequest | ShapeTooLarge | DeadlineExceeded
+            ):  # what takes so long is not asked for again
+                return Point(refused=error.message)
+            raise error from err
+        [measured] = answer.measurements
+        return Point(tuple(measured.step_ms), measured.rest_ms)
+
+    async def _load(self, pod: Child, after: int) -> Load | None:
         if time.monotonic() - self._silent.get(pod.uid, -SILENT_S) < SILENT_S:
             return None
-        state = await self._answer(pod, self._stub(pod).GetState(control_pb2.GetStateRequest(), timeout=ANSWER_S))
+        state = await self._answer(
+            pod, self._stub(pod).GetState(control_pb2.GetStateRequest(served_after=after), timeout=ANSWER_S)
+        )
         if state is None:
             self._silent[pod.uid] = time.monotonic()
             return None
@@ -117,4 +144,22 @@ def _load_of(state: control_pb2.State) -> Load:
         serving=state.serving,
         capacity=state.capacity,
         model_digest=state.model_digest,
+        instance=state.instance,
+        served=tuple(state.served),
+        served_total=state.served_total,
+        hardware=state.environment.device,
+        versions=_versions(state),
+        rows_alone=state.environment.row_bucket == 1,
+        default_size=_size(state.settings.get("default_size", "")),
     )
+
+
+def _versions(state: control_pb2.State) -> str:
+    """Return what besides the hardware decides how fast a pod is."""
+    versions = ", ".join(f"{name} {number}" for name, number in sorted(state.environment.versions.items()))
+    return f"{state.environment.kernels}, {state.environment.dtype}, {versions}, model {state.model_digest[:12]}"
+
+
+def _size(text: str) -> tuple[int, int] | None:
+    height, _, width = text.partition("x")
+    return (int(height), int(width)) if height.isdecimal() and width.isdecimal() and int(height) > 0 else None

@@ -29,6 +29,7 @@ COLUMNS = (
     ("P95", "number", ".status.capacity.p95Seconds[0].seconds", True),
     ("Img/h", "number", ".status.capacity.imagesPerHour", True),
     ("Tuning", "string", ".status.tuning.mode", True),
+    ("Decision", "string", ".status.tuning.lastDecision.reason", True),
     ("Endpoint", "string", ".status.endpoint", True),
 )
 

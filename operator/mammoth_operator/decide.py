@@ -5,14 +5,25 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
+from typing import Any
 
 from mammoth_operator.acceptance import check
+from mammoth_operator.ceilings import learned, news_of, stored, within
 from mammoth_operator.conditions import View, conditions, merged
 from mammoth_operator.decision import Decision, Event, LimitsCall
 from mammoth_operator.departure import departure, finalizers_wanted
 from mammoth_operator.drift import Drift, Fight, differing, fight
 from mammoth_operator.limits import asked, epoch_of
-from mammoth_operator.manifests import Manifest, Options, Owner, Record, Wanted, desired_objects, record_object
+from mammoth_operator.manifests import (
+    Manifest,
+    Options,
+    Owner,
+    Record,
+    Wanted,
+    desired_objects,
+    profile_object,
+    record_object,
+)
 from mammoth_operator.names import DRAIN_ANNOTATION, POOLS, REVISION_ANNOTATION, Pool, revision_name
 from mammoth_operator.observed import Child
 from mammoth_operator.reports import Transport
@@ -22,10 +33,16 @@ from mammoth_operator.scaling import Shrink, scaling_conflict, shrink
 from mammoth_operator.situation import Situation, hash_of
 from mammoth_operator.spec import PipelineSpec, SpecError, parse
 from mammoth_operator.status import news, refusal_status, rollout_status, status_of
+from mammoth_operator.tuning.deciding import Ground, Tuned, tuned
+from mammoth_operator.tuning.profile import NO_PROFILE, Profiled
+from mammoth_operator.tuning.samples import Observed
+from mammoth_operator.tuning.sizing import planned
 
 __all__ = ["Known", "decide"]
 
 IN_THE_WAY_S = 10.0  # no watch shows what is not ours
+PROGRESS_MAX_LENGTH = 256
+MEASURING_S = 10.0  # between two looks at what pods measure
 WAITING_S = 2.0  # while something is under way that no watch reports
 PRUNED_KINDS = ("PodDisruptionBudget", "NetworkPolicy", "PodMonitor", "ServiceMonitor", "Service")
 
@@ -40,6 +57,8 @@ class Known:
     token_missing: str = ""
     foreign: tuple[str, ...] = ()
     accepted: Mapping[str, tuple[str, str]] = field(default_factory=dict)
+    profiled: Profiled = NO_PROFILE
+    observed: Observed = field(default_factory=Observed)
 
 
 def decide(situation: Situation, known: Known, options: Options, now: datetime) -> Decision:
@@ -83,7 +102,11 @@ class _Reconcile:
         self.draining = self.parent.annotations.get(DRAIN_ANNOTATION) == "true"
         self.want: dict[Pool, int] = {pool: self._want(pool) for pool in POOLS}
         self.plan = self._plan()
-        self.caps = asked(self.spec)
+        self.known_ceilings = stored(self.previous.get("memoryCeilings", ()))
+        killed = [child for child in situation.children.values() if child.pod] if target in self.proven else []
+        self.ceilings = learned(self.known_ceilings, asked(self.spec), target, killed)
+        self.tuned = self._tuned()
+        self.caps = self.tuned.verdict.caps
         reported = [load.epoch for load in situation.loads.values()]
         self.epoch = epoch_of(self.caps, situation.stored_caps, [*reported, int(self.previous.get("tuning", {}).get("epoch", 0))])  # fmt: skip
 
@@ -92,12 +115,13 @@ class _Reconcile:
         return self.revision.hash
 
     def _want(self, pool: Pool) -> int:
-        """Return how many replicas are wanted; in mode Operator what runs, kept within the bounds, until a planner says more."""
+        """Return how many replicas are wanted; in mode Operator the planner's last word."""
         if self.draining:
             return 0 if pool == "ar" or not self.situation.pods("ar") else self._running(pool)
         wanted = self.spec.pool(pool)
         if wanted.scaling.mode == "Operator":
-            return min(max(self._running(pool), wanted.scaling.min_replicas), wanted.scaling.max_replicas)
+            bounds = wanted.scaling.min_replicas, wanted.scaling.max_replicas
+            return planned(self.previous.get("scaling", {}), pool, self._running(pool), *bounds)
         return wanted.replicas if wanted.replicas is not None else max(self._running(pool), 1)
 
     def _running(self, pool: Pool) -> int:
@@ -110,12 +134,21 @@ class _Reconcile:
             policy=Policy(rollout.max_surge, rollout.max_unavailable, rollout.strategy == "Recreate"),
         )  # fmt: skip
 
+    def _tuned(self) -> Tuned:
+        lacking = [f"{pool} {self.situation.view(pool, self.target).available}/{want}" for pool, want in self.want.items() if self.situation.view(pool, self.target).available != want]  # fmt: skip
+        moving = [*([] if self.plan.done else [self.plan.step]), *lacking, *(["drained"] if self.draining else [])]
+        ground = Ground(
+            spec=self.spec, asked=asked(self.spec), within=within(asked(self.spec), self.ceilings), target=self.target,
+            ready=self.situation.ready_pods(), loads=self.situation.loads, want=self.want, rolling=", ".join(moving),
+            profiled=self.known.profiled, observed=self.known.observed,
+        )  # fmt: skip
+        return tuned(ground, self.previous, self.now)
+
     def decision(self) -> Decision:
         shrinks = {pool: self._shrink(pool) for pool in POOLS}
         view = self._view()
-        progress = f"{view.proven} {sorted((f'{p}-{r}', s.replicas, s.available) for (p, r), s in self.situation.seen.items())}"[
-            :128
-        ]
+        pools = sorted(f"{p}-{r} {s.available}/{s.replicas}" for (p, r), s in self.situation.seen.items())
+        progress = f"transport {'' if view.proven else 'not '}proven; {', '.join(pools)}"[:PROGRESS_MAX_LENGTH]
         rollout = rollout_status(self.previous.get("rollout", {}), view, progress, self.now)
         stalled = not view.plan.done and not view.paused and self._is_late(rollout["progressTime"])
         if stalled and self.spec.rollout.auto_rollback and not self.pinned and last_ready(self.situation.history, self.target):  # fmt: skip
@@ -124,6 +157,8 @@ class _Reconcile:
         items = conditions(view)
         record = self._record(ready=items[0].status == "True" and view.plan.done)
         objects = desired_objects(self._owner(), self._wanted(shrinks, record), self.options)
+        if self.known.profiled.data:
+            objects.append(profile_object(self._owner(), self.known.profiled.data))
         drift, held = self._drift(objects)
         if held.fought:
             view = self._view(stalled=stalled, fought=f"changed by somebody else {len(held.times)} times in 10 minutes, last {', '.join(drift.names) or 'corrected'}")  # fmt: skip
@@ -131,9 +166,10 @@ class _Reconcile:
         history = {**self.situation.history, self.target: Past(self.target, record.ordinal, record.outcome)}
         status = status_of(
             self.situation, self.spec, view, items, history=history, caps=self.caps, epoch=self.epoch,
-            rollout=rollout, drift_times=held.times, now=self.now,
+            rollout=rollout, drift_times=held.times, ceilings=self.ceilings, tuning=self.tuned.verdict.status,
+            capacity=self.tuned.capacity, scaling=self.tuned.scaling, now=self.now,
         )  # fmt: skip
-        events = news(self.previous, status)
+        events = [*news_of(self.known_ceilings, self.ceilings), *self._news(status)]
         if self.spec.paused:
             return Decision(status=status, events=tuple(events))
         if drift.names and not held.hold:
@@ -149,7 +185,9 @@ class _Reconcile:
             status=status,
             events=tuple(events),
             drifted=0 if held.hold else len(drift.names),
-            again_s=WAITING_S if self._is_waiting(shrinks, view) else None,
+            weighed=self.tuned.verdict.weighed,
+            action=self.tuned.verdict.action,
+            again_s=WAITING_S if self._is_waiting(shrinks, view) else MEASURING_S if self.spec.tuning.mode != "Off" else None,
         )  # fmt: skip
 
     def _view(self, *, stalled: bool = False, fought: str = "") -> View:
@@ -174,9 +212,17 @@ class _Reconcile:
             digests=frozenset(loads[pod.uid].model_digest for pod in ready if pod.uid in loads and loads[pod.uid].model_digest and hash_of(pod) == self.target),
             scaling_conflict=scaling_conflict(self.parent, self.spec),
             drift_fought=fought,
-            tuning_mode=self.spec.tuning.mode,
+            tuning=self.tuned.verdict.condition,
             acked=(sum(self._has_acked(pod) for pod in ready), len(ready)),
         )  # fmt: skip
+
+    def _news(self, status: Mapping[str, Any]) -> list[Event]:
+        """Return what is new; the tuner tells its own changes of the caps."""
+        told = self.tuned.verdict.events
+        return [
+            *told,
+            *(event for event in news(self.previous, status) if not (told and event.reason == "TuningApplied")),
+        ]
 
     def _is_late(self, since: str) -> bool:
         limit = timedelta(seconds=self.spec.rollout.progress_deadline_seconds)

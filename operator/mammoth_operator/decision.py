@@ -36,7 +36,7 @@ class LimitsCall:
 class Decision:
     """Writes in the order in which they happen, calls to pods, the status, and when to look again.
 
-    `finalizers` is None when they are as they should be; `again_s` is None when the usual time will do.
+    `weighed`: the tuner has compared settings, with `action` as the outcome. `finalizers` is None when they are as they should be; `again_s` is None when the usual time will do.
     """
 
     applies: tuple[Manifest, ...] = ()
@@ -48,4 +48,6 @@ class Decision:
     status: Mapping[str, Any] = field(default_factory=dict)
     events: tuple[Event, ...] = ()
     drifted: int = 0
+    weighed: bool = False
+    action: str = ""
     again_s: float | None = None

@@ -8,6 +8,7 @@ from __future__ import annotations
 from datetime import datetime, timedelta
 from typing import Any
 
+from mammoth_operator.conditions import Condition, merged
 from mammoth_operator.decision import Decision, Event
 from mammoth_operator.names import FINALIZER
 from mammoth_operator.pods import GRACE_S
@@ -41,11 +42,13 @@ def departure(situation: Situation, now: datetime) -> Decision:
         return Decision(finalizers=())
     door = situation.children.get(("Service", parent.key.name))
     running = [child for child in situation.children.values() if child.kind == "Deployment" and child.labels.get("mammoth.dev/pool") == "ar"]  # fmt: skip
-    message = f"no new work; {len(pods)} AR pods finish theirs, at most until {deadline:%H:%M:%S} UTC"
+    message = f"no new work; AR pods finish theirs ({len(pods)} left), at most until {deadline:%H:%M:%S} UTC"
+    ready = Condition("Ready", "False", "Deleting", message)
+    items = merged(now, parent.generation, [ready], parent.status.get("conditions", ()))
     return Decision(
         deletes=(door,) if door and not door.leaving else (),
         scales=tuple((child, 0) for child in running if child.replicas and not child.leaving),
-        status={**parent.status, "phase": "Deleting"},
+        status={**parent.status, "phase": "Deleting", "conditions": items},
         events=(Event("Draining", message),) if parent.status.get("phase") != "Deleting" else (),
         again_s=min(LOOK_AGAIN_S, max((deadline - now).total_seconds(), 0.1)),
     )

@@ -27,6 +27,7 @@ from mammoth_operator.names import (
     REVISION_LABEL,
     Pool,
     child_name,
+    profile_name,
     revision_name,
     selector,
 )
@@ -35,7 +36,7 @@ from mammoth_operator.pods import pod_template
 from mammoth_operator.revision import Revision, contract, digest
 from mammoth_operator.spec import PipelineSpec
 
-__all__ = ["Manifest", "Options", "Owner", "Record", "Wanted", "desired_objects", "fingerprint", "record_object", "revision_objects", "shared_objects"]  # fmt: skip
+__all__ = ["Manifest", "Options", "Owner", "Record", "Wanted", "desired_objects", "fingerprint", "profile_object", "record_object", "revision_objects", "shared_objects"]  # fmt: skip
 
 Manifest = dict[str, Any]
 
@@ -121,6 +122,11 @@ def record_object(owner: Owner, spec: PipelineSpec, revision: Revision, record: 
     if record.proven:
         item["metadata"]["labels"][PROVEN_LABEL] = "proven"
     return _stamped(item)
+
+
+def profile_object(owner: Owner, data: Mapping[str, str]) -> Manifest:
+    """Return the ConfigMap that keeps what was measured of the hardware, an entry for each hardware and versions."""
+    return _stamped(_object(owner, "v1", "ConfigMap", profile_name(owner.name), data=dict(data)))
 
 
 def fingerprint(manifest: Mapping[str, Any]) -> str:

@@ -25,6 +25,8 @@ class Metrics:
         self.resources = Gauge(f"{PREFIX}resources", "objects by phase", ["phase"], registry=self._registry)
         self.corrections = Counter(f"{PREFIX}drift_corrections", "objects restored after a change by others", registry=self._registry)  # fmt: skip
         self.api_seconds = Histogram(f"{PREFIX}api_request_seconds", "requests to the API server", ["verb", "code"], buckets=SECONDS, registry=self._registry)  # fmt: skip
+        self.decisions = Counter("mammoth_tuning_decisions", "comparisons of the tuner by what came of them", ["action"], registry=self._registry)  # fmt: skip
+        self.promises = Counter("mammoth_slo_requests", "pictures by SLO class and whether its promise was kept", ["namespace", "name", "class", "result"], registry=self._registry)  # fmt: skip
 
     def timed(self, verb: str, code: str, elapsed_s: float) -> None:
         """Count one request to the API server."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-__all__ = ["Key", "Pool", "child_name", "revision_name", "selector"]
+__all__ = ["Key", "Pool", "child_name", "profile_name", "revision_name", "selector"]
 
 GROUP, VERSION, KIND, PLURAL = "mammoth.dev", "v1alpha1", "MammothDeployment", "mammothdeployments"
 API_VERSION = f"{GROUP}/{VERSION}"
@@ -29,6 +29,7 @@ DELETION_COST_ANNOTATION = "controller.kubernetes.io/pod-deletion-cost"
 FINALIZER = f"{GROUP}/drain"
 
 GRPC_PORT, CONTROL_PORT, HEALTH_PORT, METRICS_PORT = 50051, 50052, 50053, 9090
+LIVENESS_SERVICE = "liveness"  # of a pod's health port: alive even while it drains; the empty name is readiness
 
 Pool = Literal["ar", "dit"]
 POOLS: tuple[Pool, Pool] = ("ar", "dit")
@@ -53,6 +54,11 @@ def child_name(name: str, pool: Pool, revision: str = "") -> str:
 def revision_name(name: str, revision: str) -> str:
     """Return the name of a revision's record."""
     return f"{name}-{revision}"
+
+
+def profile_name(name: str) -> str:
+    """Return the name of the ConfigMap with a deployment's measured profiles."""
+    return f"{name}-profile"
 
 
 def selector(name: str, pool: Pool | None = None, revision: str = "") -> dict[str, str]:

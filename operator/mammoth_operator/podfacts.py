@@ -54,6 +54,7 @@ class PodFacts:
     draining_since: str
     problem: Problem | None
     failure: Failure | None
+    ready_since: str = ""
 
 
 def pod_facts(raw: Raw) -> PodFacts:
@@ -71,6 +72,14 @@ def pod_facts(raw: Raw) -> PodFacts:
         draining_since=meta.get("annotations", {}).get(DRAINING_ANNOTATION, ""),
         problem=None if ready else _problem(status),
         failure=_failure(status),
+        ready_since=next(
+            (
+                item.get("lastTransitionTime") or ""
+                for item in status.get("conditions", ())
+                if item["type"] == "Ready" and ready
+            ),
+            "",
+        ),
     )
 
 

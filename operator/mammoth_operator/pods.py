@@ -9,12 +9,14 @@ from mammoth_operator.names import (
     GROUP,
     GRPC_PORT,
     HEALTH_PORT,
+    LIVENESS_SERVICE,
     METRICS_PORT,
     Pool,
     child_name,
     selector,
 )
 from mammoth_operator.pool_spec import PoolSpec
+from mammoth_operator.quantities import cores
 from mammoth_operator.spec import PipelineSpec
 
 __all__ = ["checkpoint_path", "pod_template"]
@@ -28,6 +30,7 @@ GRACE_S = 30
 MODEL_DIR, CACHE_DIR = "/var/lib/mammoth/model", "/var/cache/huggingface"
 GPU_TAINT = "nvidia.com/gpu"
 ZONE, HOST = "topology.kubernetes.io/zone", "kubernetes.io/hostname"
+THREADS = "OMP_NUM_THREADS"
 LOCKED = {"allowPrivilegeEscalation": False, "readOnlyRootFilesystem": True, "capabilities": {"drop": ["ALL"]}}
 
 
@@ -77,11 +80,11 @@ def _container(name: str, spec: PipelineSpec, pool: Pool, revision: str) -> Mani
         "imagePullPolicy": wanted.image_pull_policy,
         "command": [f"mammoth-{pool}"],
         "args": _flags(name, spec, pool, revision),
-        "env": [*_environment(name, pool), *extra.get("env", [])],
+        "env": [*_environment(name, pool, wanted), *extra.get("env", [])],
         "ports": [{"name": port, "containerPort": number, "protocol": "TCP"} for port, number in PORTS],
         "startupProbe": _probe(PROBE_PERIOD_S, STARTUP_TRIES[pool]),
         "readinessProbe": _probe(5, 2),
-        "livenessProbe": _probe(PROBE_PERIOD_S, 6),
+        "livenessProbe": _probe(PROBE_PERIOD_S, 6, LIVENESS_SERVICE),
         "lifecycle": {"preStop": {"exec": {"command": ["sleep", str(PRE_STOP_S)]}}},
         "securityContext": LOCKED,
         "volumeMounts": [*_mounts(spec), *extra.get("volumeMounts", [])],
@@ -109,8 +112,11 @@ def _flags(name: str, spec: PipelineSpec, pool: Pool, revision: str) -> list[str
     return [f"--{flag}={value}" for flag, value in values.items()]
 
 
-def _environment(name: str, pool: Pool) -> list[Manifest]:
-    """Return the variables: the live caps come from the ConfigMap, so that a late pod starts with those in force."""
+def _environment(name: str, pool: Pool, wanted: PoolSpec) -> list[Manifest]:
+    """Return the variables: the live caps come from the ConfigMap, so that a late pod starts with those in force.
+
+    A container sees every core of its node; more threads than it may use wait for each other.
+    """
     knobs = ["max-num-seqs"] + (["request-batch-max-wait-ms"] if pool == "dit" else [])
     caps = [
         {
@@ -119,7 +125,10 @@ def _environment(name: str, pool: Pool) -> list[Manifest]:
         }
         for knob in knobs
     ]
-    return [*caps, {"name": "HF_HUB_OFFLINE", "value": "1"}, {"name": "HF_HOME", "value": CACHE_DIR}]
+    theirs = {entry.get("name") for entry in wanted.pod_overrides.get("env", [])}
+    limit = "" if THREADS in theirs else wanted.resources.cpu
+    threads = [{"name": THREADS, "value": str(cores(limit))}] if limit else []
+    return [*caps, *threads, {"name": "HF_HUB_OFFLINE", "value": "1"}, {"name": "HF_HOME", "value": CACHE_DIR}]
 
 
 def checkpoint_path(spec: PipelineSpec) -> str:
@@ -132,8 +141,9 @@ def checkpoint_path(spec: PipelineSpec) -> str:
     return MODEL_DIR
 
 
-def _probe(period_s: int, tries: int) -> Manifest:
-    return {"grpc": {"port": HEALTH_PORT}, "periodSeconds": period_s, "timeoutSeconds": 5, "failureThreshold": tries}
+def _probe(period_s: int, tries: int, service: str = "") -> Manifest:
+    asked = {"port": HEALTH_PORT} | ({"service": service} if service else {})
+    return {"grpc": asked, "periodSeconds": period_s, "timeoutSeconds": 5, "failureThreshold": tries}
 
 
 def _resources(wanted: PoolSpec) -> Manifest:

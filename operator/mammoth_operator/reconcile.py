@@ -17,13 +17,17 @@ from mammoth_operator.decision import Decision, Event
 from mammoth_operator.errors import PermanentError
 from mammoth_operator.index import Index
 from mammoth_operator.manifests import Options
-from mammoth_operator.names import APPLIED_ANNOTATION, DEPLOYMENT_LABEL, Key
+from mammoth_operator.names import APPLIED_ANNOTATION, DEPLOYMENT_LABEL, Key, profile_name
 from mammoth_operator.observed import Child, Parent
 from mammoth_operator.reports import Transport
 from mammoth_operator.revision import digest, references
 from mammoth_operator.situation import Situation, situation_of
 from mammoth_operator.spec import PipelineSpec, SpecError, parse
 from mammoth_operator.status import refusal_status
+from mammoth_operator.tuning.measuring import Profiler
+from mammoth_operator.tuning.observing import Observer, OnPicture
+from mammoth_operator.tuning.probing import square
+from mammoth_operator.tuning.profile import Profiled
 
 __all__ = ["Reconciler"]
 
@@ -32,6 +36,7 @@ REFUSED_PERIOD_S = 300.0
 AFTER_ACTING_S = 0.1  # what was written is the next decision's ground, and no watch will say so again
 RECHECK_S = {True: 300.0, False: 5.0}  # by whether the transport of a revision is proven
 CONTENT_S = 20.0
+MOST_PIXELS = 4 * 2**20  # what a class holds that says nothing: no size to measure
 
 logger = logging.getLogger(__name__)
 
@@ -49,10 +54,14 @@ class Reconciler:
         spawn: Callable[[Coroutine[Any, Any, None]], object],
         wake: Callable[[Key], None],
         drifted: Callable[[int], None] = lambda count: None,
+        on_picture: OnPicture = lambda key, sample: None,
+        on_tuned: Callable[[str], None] = lambda action: None,
     ) -> None:
         self._cluster, self._control, self._index, self._options = cluster, control, index, options
-        self._spawn, self._wake, self._drifted = spawn, wake, drifted
+        self._spawn, self._wake, self._drifted, self._on_tuned = spawn, wake, drifted, on_tuned
         self._actor = Actor(cluster, control, index)
+        self._observer = Observer(on_picture)
+        self._profiler = Profiler(control, spawn=spawn, wake=wake)
         self._transports: dict[tuple[Key, str], tuple[float, Transport | None]] = {}
         self._contents: dict[tuple[str, str, str], tuple[float, Mapping[str, str] | None]] = {}
 
@@ -65,6 +74,9 @@ class Reconciler:
         situation = await self._situation(parent)
         known = await self._known(situation)
         decision = decide(situation, known, self._options, datetime.now(UTC))
+        if decision.weighed:
+            self._observer.weighed(key, time.time())
+            self._on_tuned(decision.action)
         foreign, learned = await self._in_the_way(parent, decision)
         if learned:
             return 0.0  # a child that no watch had shown yet: look again
@@ -85,7 +97,7 @@ class Reconciler:
         children = self._index.children(parent.key)
         bare = situation_of(parent, children, {})
         asked = [child for child in bare.children.values() if _can_answer(child)]
-        return situation_of(parent, children, await self._control.loads(asked))
+        return situation_of(parent, children, await self._control.loads(asked, self._observer.after(parent.key)))
 
     async def _known(self, situation: Situation) -> Known:
         """Find out what the watches do not show."""
@@ -101,7 +113,18 @@ class Reconciler:
             contents=await self._digests(parent.key.namespace, spec),
             token_missing=await self._token_missing(parent.key.namespace, spec),
             accepted=self._actor.accepted,
+            observed=self._observer.take(parent.key, situation.pods("ar"), situation.loads, time.time()),
+            profiled=self._profiled(situation, spec),
         )
+
+    def _profiled(self, situation: Situation, spec: PipelineSpec) -> Profiled:
+        """Return what is known of the hardware of the newest pair of pods, and have it measured when nothing is."""
+        parent = situation.parent
+        stored = situation.children.get(("ConfigMap", profile_name(parent.key.name)))
+        pairs = situation.transport_pairs()
+        pair = pairs.get(str(parent.status.get("targetRevision", "")))
+        wanted = [square(item.max_pixels) for item in spec.tuning.slo_classes if item.max_pixels < MOST_PIXELS]
+        return self._profiler.of(parent.key, pair, situation.loads, stored.data if stored else {}, wanted)
 
     def _checks(self, situation: Situation) -> dict[str, Transport]:
         """Return the latest transport checks, and start those that are due."""
@@ -179,6 +202,7 @@ class Reconciler:
     def _forget(self, key: Key) -> None:
         for entry in [entry for entry in self._transports if entry[0] == key]:
             del self._transports[entry]
+        self._observer.forget(key)
         self._actor.forget(key)
 
 

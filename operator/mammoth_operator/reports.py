@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from mammoth_wire.v1.control_pb2 import Served
+
 __all__ = ["Load", "Transport"]
 
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """What a pod's Control service said."""
+    """What a pod's Control service said. `served` are the pictures that ended since it was asked last (AR); `rows_alone`: its
+    device draws the rows of a wave one by one; `default_size` in pixels (DiT)."""
 
     in_flight: int
     queue_depth: int
@@ -19,6 +22,13 @@ class Load:
     serving: bool
     capacity: int = 1024
     model_digest: str = ""
+    instance: str = ""
+    served: tuple[Served, ...] = ()
+    served_total: int = 0
+    hardware: str = ""
+    versions: str = ""
+    rows_alone: bool = False
+    default_size: tuple[int, int] | None = None
 
     @property
     def work(self) -> int:

@@ -21,6 +21,8 @@ from mammoth_operator.names import Key
 from mammoth_operator.queue import Queue
 from mammoth_operator.reconcile import Reconciler
 from mammoth_operator.settings import OperatorSettings
+from mammoth_operator.tuning.samples import Sample
+from mammoth_operator.tuning.slo import promises_of, result_of
 from mammoth_operator.watching import SWEEP_AFTER_S, Watches, session
 
 __all__ = ["Operator"]
@@ -57,6 +59,7 @@ class Operator:
                     self.cluster, self.control, self.index,
                     Options(self._settings.network_policies, self._settings.namespace),
                     spawn=tasks.create_task, wake=self.queue.add, drifted=self.metrics.corrections.inc,
+                    on_picture=self._count_picture, on_tuned=lambda action: self.metrics.decisions.labels(action).inc(),
                 )  # fmt: skip
                 helpers = [
                     tasks.create_task(self.pulse.run(), name="pulse"),
@@ -114,6 +117,12 @@ class Operator:
             raise
         self.metrics.reconciles.labels("done").inc()
         return again_s
+
+    def _count_picture(self, key: Key, sample: Sample) -> None:
+        parent = self.index.parent(key)
+        result = result_of(sample, promises_of(parent.spec)) if parent else None
+        if result is not None:
+            self.metrics.promises.labels(key.namespace, key.name, *result).inc()
 
     def _relisted(self, kind: str) -> None:
         """Forget, a little later, what the new list of `kind` did not show."""

@@ -16,7 +16,6 @@ from mammoth_operator.spec import PipelineSpec
 __all__ = ["Shrink", "scaling_conflict", "shrink"]
 
 PEOPLE = "kubectl"  # whoever scales by hand
-DRAIN_MAX_S = 45.0  # below what the liveness probe gives a pod that no longer serves; the rest is SIGTERM's drain
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +63,7 @@ def _is_done(pod: Child, loads: Mapping[str, Load], now: datetime, drain_s: floa
     assert pod.pod is not None
     load = loads.get(pod.uid)
     since = datetime.fromisoformat(pod.pod.draining_since)
-    return load is None or load.work == 0 or (now - since).total_seconds() >= min(drain_s, DRAIN_MAX_S)
+    return load is None or load.work == 0 or (now - since).total_seconds() >= drain_s
 
 
 def scaling_conflict(parent: Parent, spec: PipelineSpec) -> str:

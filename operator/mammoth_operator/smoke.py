@@ -16,11 +16,16 @@ from mammoth_wire.v1 import image_generation_pb2, image_generation_pb2_grpc
 
 PNG = b"\x89PNG\r\n\x1a\n"
 POLL_S = 2.0
+LONGEST_DRAIN_S = 180.0  # the default drainSeconds of AR, its grace and some slack
 
 
 def deployment(given: argparse.Namespace) -> dict[str, object]:
     """Return the object that is tried."""
-    cpu = {"replicas": 1, "accelerator": {"count": 0}, "resources": {"shmSize": "64Mi"}, "capacity": {"maxNumSeqs": 2}}
+    one_thread = {"env": [{"name": "OMP_NUM_THREADS", "value": "1"}]}
+    cpu = {
+        "replicas": 1, "accelerator": {"count": 0}, "resources": {"shmSize": "64Mi"}, "capacity": {"maxNumSeqs": 2},
+        "podOverrides": one_thread,
+    }  # fmt: skip
     return {
         "apiVersion": API_VERSION,
         "kind": KIND,
@@ -43,6 +48,7 @@ async def smoke(given: argparse.Namespace) -> int:
             png = await _picture(f"{given.name}.{given.namespace}:{GRPC_PORT}")
     finally:
         await cluster.delete(KIND, given.namespace, given.name, uid=made["metadata"]["uid"])
+        await _gone(cluster, given)
         cluster.close()
     print(f"{len(png)} bytes of PNG")
     return 0 if png.startswith(PNG) else 1
@@ -60,6 +66,15 @@ async def _ready(cluster: Cluster, given: argparse.Namespace) -> None:
             said = ready["message"]
             print(f"{time.monotonic() - begin:.0f} s {ready['reason']}: {said}", flush=True)
         await asyncio.sleep(POLL_S)
+
+
+async def _gone(cluster: Cluster, given: argparse.Namespace) -> None:
+    """Wait while it drains: whoever uninstalls the operator next would leave it stuck. Raises TimeoutError."""
+    async with asyncio.timeout(LONGEST_DRAIN_S):
+        while True:
+            if await cluster.get(KIND, given.namespace, given.name) is None:
+                return
+            await asyncio.sleep(POLL_S)
 
 
 async def _picture(address: str) -> bytes:

@@ -152,6 +152,9 @@ class Tuning:
                                  choices=("slo", "throughput"))  # fmt: skip
     slo_classes: tuple[SloClass, ...] = listing("promises, for objective slo", SloClass, max_items=16, keys=("name",))
     bounds: Bounds = part("how far the tuner may go", Bounds, default=Bounds)
+    gpu_budget: int | None = number(
+        "most devices of both pools together, for pools in scaling mode Operator", default=None, low=2, high=10_000
+    )
     guard: Guard = part("when the tuner may act", Guard, default=Guard)
 
     RULES: ClassVar = (

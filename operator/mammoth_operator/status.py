@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
+from mammoth_operator.ceilings import Ceiling
 from mammoth_operator.conditions import Condition, View, merged, phase, refused, stamp
 from mammoth_operator.decision import Event
 from mammoth_operator.limits import Caps
@@ -51,9 +52,13 @@ def status_of(
     epoch: int,
     rollout: Status,
     drift_times: Sequence[str],
+    ceilings: Mapping[Pool, Ceiling],
+    tuning: Status,
+    capacity: Status,
+    scaling: Status,
     now: datetime,
 ) -> Status:
-    """Return the status. What nothing here decides (the capacity that the tuner measures) is kept."""
+    """Return the status; `tuning`, `capacity` and `scaling` come from those who decide them."""
     parent, previous = situation.parent, situation.parent.status
     current = view.target if view.plan.done else previous.get("currentRevision", "")
     status: Status = {
@@ -67,7 +72,7 @@ def status_of(
         "effective": {"caps": caps.status(), "arReplicas": view.want["ar"], "ditReplicas": view.want["dit"]},
         **{pool: _pool(parent, pool, view.want[pool], view.pools[pool]) for pool in POOLS},
         "tuning": {
-            **{key: value for key, value in previous.get("tuning", {}).items() if key in ("recommended", "lastDecision", "history", "frozenUntil")},
+            **tuning,
             "mode": spec.tuning.mode, "epoch": epoch, "applied": caps.status(), "acked": f"{view.acked[0]}/{view.acked[1]}",
         },
         "rollout": rollout,
@@ -76,8 +81,12 @@ def status_of(
         status["currentRevision"] = current
     if drift_times:
         status["drift"] = {"times": list(drift_times)} | ({"message": view.drift_fought} if view.drift_fought else {})
-    if "capacity" in previous:
-        status["capacity"] = previous["capacity"]
+    if ceilings:
+        status["memoryCeilings"] = [ceiling.status() for ceiling in ceilings.values()]
+    if capacity:
+        status["capacity"] = capacity
+    if scaling:
+        status["scaling"] = scaling
     failure = _last_failure(situation, previous.get("lastFailure"))
     return status | ({"lastFailure": failure} if failure else {})
 

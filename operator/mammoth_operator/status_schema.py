@@ -58,17 +58,23 @@ def _caps() -> Schema:
 def _tuning() -> Schema:
     decision = _object(
         time=_time(), knob=_text(32), **{"from": {"type": "number"}}, to={"type": "number"}, reason=_text(),
-        evidence=_text(MESSAGE_MAX_LENGTH),
+        evidence=_text(MESSAGE_MAX_LENGTH), outcome=_text(16), p95Before={"type": "number"}, p95Expected={"type": "number"},
+        p95After={"type": "number"},
     )  # fmt: skip
     return _object(
         mode=_text(16), epoch=_count(), applied=_caps(), recommended=_caps(), acked=_text(16), lastDecision=decision,
-        history=_list(decision, 10), frozenUntil=_time(),
+        history=_list(decision, 10), frozenUntil=_time(), asked=_caps(), tuned=_caps(), said=_text(MESSAGE_MAX_LENGTH),
     )  # fmt: skip
+
+
+def _ceiling() -> Schema:
+    schema = _object(pool=_text(8), maxNumSeqs=_count(), asked=_count(), revision=_text(16), time=_time(), pod=_text(253))  # fmt: skip
+    return {**schema, "required": list(schema["properties"])}
 
 
 def _capacity() -> Schema:
     return _object(
-        imagesPerHour={"type": "number"}, profileTime=_time(), gpu=_text(),
+        imagesPerHour={"type": "number"}, profileTime=_time(), gpu=_text(), basis=_text(16),
         p95Seconds=_list({**_object(name=_text(32), seconds={"type": "number"}), "required": ["name"]}, 16, "name"),
     )  # fmt: skip
 
@@ -90,11 +96,20 @@ def status_schema() -> Schema:
             ar=_pool(),
             dit=_pool(),
             tuning=_tuning(),
+            memoryCeilings=_list(_ceiling(), 2, "pool"),
             capacity=_capacity(),
+            scaling=_object(
+                ar=_count(),
+                dit=_count(),
+                time=_time(),
+                reason=_text(32),
+                message=_text(MESSAGE_MAX_LENGTH),
+                needs=_list(_object(time=_time(), ar=_count(), dit=_count()), 12),
+            ),
             rollout=_object(
                 target=_text(16),
                 step=_text(MESSAGE_MAX_LENGTH),
-                progress=_text(),
+                progress=_text(256),
                 progressTime=_time(),
                 rolledBackFrom=_text(16),
             ),

@@ -71,13 +71,18 @@ def down(reason: str, **changes) -> View:
         pytest.param(replace(GOOD, token_missing="x"), "ModelResolved", "False", "TokenMissing", id="token"),
         pytest.param(replace(GOOD, digests=frozenset({"a", "b"})), "ModelResolved", "False", "DigestMismatch", id="two-checkpoints"),
         pytest.param(replace(GOOD, digests=frozenset()), "ModelResolved", "Unknown", "Loading", id="unread"),
-        pytest.param(replace(GOOD, tuning_mode="Off"), "TuningActive", "False", "Off", id="tuning-off"),
-        pytest.param(replace(GOOD, acked=(1, 2)), "TuningActive", "False", "AckMissing", id="unacknowledged"),
+        pytest.param(replace(GOOD, tuning=("False", "Off", "spec.tuning.mode is Off")), "TuningActive", "False", "Off", id="tuning-off"),
+        pytest.param(replace(GOOD, tuning=("False", "AckMissing", "1 of 2")), "TuningActive", "False", "AckMissing", id="unacknowledged"),
     ],
 )  # fmt: skip
 def test_what_is_said(view, kind, status, reason):
     found = next(item for item in conditions(view) if item.type == kind)
     assert (found.status, found.reason) == (status, reason)
+
+
+def test_a_rollout_says_who_serves_meanwhile():
+    [ready] = [item for item in conditions(down("Loading", admitted="old")) if item.type == "Ready"]
+    assert ready.message == "waiting for the first dit pod of new; until then clients reach old"
 
 
 @pytest.mark.parametrize(

@@ -8,6 +8,7 @@ from datetime import timedelta
 import pytest
 
 from mammoth_operator.decide import Known
+from mammoth_operator.podfacts import Failure
 
 
 def kinds(world):
@@ -150,6 +151,7 @@ def test_a_deletion_empties_ar_first_and_then_lets_go(world):
     assert [child.name for child in decision.deletes] == ["demo"]
     assert decision.finalizers is None
     world.step()
+    assert world.condition("Ready") == ("False", "Deleting")
     assert world.decide().finalizers == ()
 
 
@@ -204,3 +206,33 @@ def test_the_epoch_never_falls_when_the_config_map_is_lost(world):
     world.status = {}
     world.settle()
     assert world.status["tuning"]["epoch"] >= 4
+
+
+def kill(world, pool, time="2026-12-01T11:30:00Z"):
+    """Let a pod of the pool have been killed for its memory, and serve again."""
+    pod = next(child for child in world.children.values() if child.pod and child.pod.pool == pool)
+    failure = Failure(time, "OOMKilled", "exit code 137")
+    world.children["Pod", pod.name] = replace(pod, pod=replace(pod.pod, failure=failure))
+
+
+def test_a_pod_that_is_killed_for_its_memory_halves_the_cap_of_its_pool(world):
+    world.settle()
+    kill(world, "dit")
+    world.settle()
+    assert world.status["tuning"]["applied"] == {"arMaxNumSeqs": 32, "ditMaxNumSeqs": 4, "requestBatchMaxWaitMs": 20}
+    assert world.status["tuning"]["acked"] == "2/2"
+    assert world.events[-2:] == ["OutOfMemory", "TuningApplied"]
+    assert len({name for name, _ in world.situation.seen}) == 2, "no new revision"
+    world.edit(dit={"maxNumSeqs": 6})
+    world.settle()
+    assert world.status["tuning"]["applied"]["ditMaxNumSeqs"] == 6, "who asks anew is trusted"
+    assert world.events.count("OutOfMemory") == 1
+
+
+def test_a_pod_that_dies_before_its_revision_ever_served_says_nothing_of_batches(world):
+    world.proves = False
+    world.step()
+    kill(world, "ar")
+    world.step()
+    assert world.status["tuning"]["applied"]["arMaxNumSeqs"] == 32
+    assert "memoryCeilings" not in world.status

@@ -17,6 +17,7 @@ from mammoth_operator.limits import asked
 from mammoth_operator.manifests import Options, Owner, Record, Wanted, desired_objects
 from mammoth_operator.revision import Reference, contract, references, revision_of, spec_of
 from mammoth_operator.spec import PipelineSpec, SpecError, parse
+from mammoth_serving.lifecycle import LIVENESS
 
 ROOT = Path(__file__).resolve().parents[2]
 CHART = ROOT / "charts" / "mammoth-operator"
@@ -157,7 +158,25 @@ def test_a_pod_is_locked_down_and_drains_in_time(pool):
     assert pod["terminationGracePeriodSeconds"] == {"ar": 150, "dit": 120}[pool]
     assert container["resources"]["limits"] == container["resources"]["requests"] == {"nvidia.com/gpu": "1"}
     assert container["startupProbe"]["failureThreshold"] == {"ar": 180, "dit": 90}[pool]
-    assert container["readinessProbe"]["grpc"]["port"] == 50053
+    assert container["readinessProbe"]["grpc"] == container["startupProbe"]["grpc"] == {"port": 50053}
+    assert container["livenessProbe"]["grpc"] == {"port": 50053, "service": LIVENESS}, "a drain is no reason to kill"
+
+
+@pytest.mark.parametrize(
+    ("changes", "threads"),
+    [
+        pytest.param({}, [], id="every-core"),
+        pytest.param({"resources": {"cpu": "1500m"}}, ["2"], id="as-many-as-it-may-use"),
+        pytest.param({"resources": {"cpu": 4}, "podOverrides": {"env": [{"name": "OMP_NUM_THREADS", "value": "1"}]}}, ["1"], id="as-asked"),
+    ],
+)  # fmt: skip
+def test_a_container_runs_as_many_threads_as_it_has_cores(changes, threads):
+    spec = parse({**SPEC, "dit": {**SPEC["dit"], **changes}})
+    [deployment] = [
+        item for item in desired(spec) if item["kind"] == "Deployment" and "-dit-" in item["metadata"]["name"]
+    ]
+    env = deployment["spec"]["template"]["spec"]["containers"][0]["env"]
+    assert [entry["value"] for entry in env if entry["name"] == "OMP_NUM_THREADS"] == threads
 
 
 def test_a_pool_on_the_cpu_asks_for_no_gpu():

@@ -7,13 +7,14 @@ from datetime import UTC, datetime, timedelta
 
 import pytest
 
+from mammoth_operator.ceilings import Ceiling, learned, stored, within
 from mammoth_operator.drift import fight
 from mammoth_operator.errors import Conflict, Forbidden, Leaving, Missing, PermanentError, TransientError, error_of
 from mammoth_operator.limits import Caps, epoch_of, from_data
 from mammoth_operator.observed import Child, owned_digest, sent_digest
 from mammoth_operator.overrides import override_faults
-from mammoth_operator.podfacts import PodFacts, pod_facts, why_refused
-from mammoth_operator.quantities import canonical
+from mammoth_operator.podfacts import Failure, PodFacts, pod_facts, why_refused
+from mammoth_operator.quantities import canonical, cores
 from mammoth_operator.reports import Load
 from mammoth_operator.scaling import Shrink, shrink
 
@@ -39,7 +40,8 @@ def load(work):
         pytest.param(2, 1, [pod("a"), pod("b", ready=False)], {"a": load(0)}, Shrink(1), id="one-that-serves-nobody-goes-at-once"),
         pytest.param(2, 1, [pod("a"), pod("b", draining_s=5)], {"b": load(1)}, Shrink(2, waiting=True), id="still-at-work"),
         pytest.param(2, 1, [pod("a"), pod("b", draining_s=5)], {"b": load(0)}, Shrink(1), id="done"),
-        pytest.param(2, 1, [pod("a"), pod("b", draining_s=50)], {"b": load(1)}, Shrink(1), id="the-rest-is-sigterms"),
+        pytest.param(2, 1, [pod("a"), pod("b", draining_s=89)], {"b": load(1)}, Shrink(2, waiting=True), id="all-of-its-time"),
+        pytest.param(2, 1, [pod("a"), pod("b", draining_s=90)], {"b": load(1)}, Shrink(1), id="the-rest-is-sigterms"),
         pytest.param(2, 1, [pod("a"), pod("b", draining_s=5)], {}, Shrink(1), id="no-answer-no-wait"),
         pytest.param(3, 1, [pod("a"), pod("b"), pod("c", draining_s=1)], {"a": load(0), "b": load(9), "c": load(1)},
                      Shrink(3, ("a",), waiting=True), id="one-more"),
@@ -49,6 +51,39 @@ def load(work):
 )  # fmt: skip
 def test_whom_a_pool_loses(current, wanted, pods, loads, step):
     assert shrink(current, wanted, pods, loads, NOW, 90) == step
+
+
+def killed(ago_s, *, reason="OOMKilled", revision="r"):
+    time = (NOW - timedelta(seconds=ago_s)).strftime("%Y-%m-%dT%H:%M:%SZ")
+    facts = PodFacts("dit", revision, "ip", True, False, "n", "", None, Failure(time, reason, "exit code 137"))
+    return Child("Pod", "s", "p", "p", 1, {}, pod=facts)
+
+
+def ceiling(limit, ago_s, *, asked=8, revision="r"):
+    return Ceiling("dit", limit, asked, revision, (NOW - timedelta(seconds=ago_s)).strftime("%Y-%m-%dT%H:%M:%SZ"), "p")
+
+
+@pytest.mark.parametrize(
+    ("known", "pods", "limit"),
+    [
+        pytest.param(None, [pod("a")], None, id="peace"),
+        pytest.param(None, [killed(100)], 4, id="halved"),
+        pytest.param(ceiling(4, 100), [killed(100)], 4, id="the-same-kill-counts-once"),
+        pytest.param(ceiling(4, 100), [killed(80)], 4, id="one-burst-counts-once"),
+        pytest.param(ceiling(4, 100), [killed(60)], 2, id="again-halves-again"),
+        pytest.param(ceiling(1, 100), [killed(60)], 1, id="never-below-one"),
+        pytest.param(None, [killed(100, reason="Error")], None, id="another-end"),
+        pytest.param(None, [killed(100, revision="old")], None, id="another-revision"),
+        pytest.param(ceiling(4, 100, asked=6), [killed(100)], 8, id="another-cap-was-asked-for"),
+        pytest.param(ceiling(2, 100, revision="old"), [], 8, id="another-revision-runs"),
+        pytest.param(ceiling(4, 100, asked=6), [killed(10)], 4, id="and-that-was-too-much-too"),
+    ],
+)
+def test_what_a_kill_for_memory_teaches(known, pods, limit):
+    found = learned({"dit": known} if known else {}, Caps(32, 8, 20.0), "r", pods)
+    assert (found["dit"].max_num_seqs if "dit" in found else None) == limit
+    assert within(Caps(32, 8, 20.0), found) == Caps(32, limit or 8, 20.0)
+    assert stored([entry.status() for entry in found.values()]) == found
 
 
 def times(*ago_s):
@@ -243,6 +278,11 @@ def test_what_pods_may_be_given(overrides, fault):
 )
 def test_quantities_are_written_as_the_api_server_does(text, written):
     assert canonical(text) == written
+
+
+@pytest.mark.parametrize(("text", "number"), [("4", 4), ("500m", 1), ("1500m", 2), ("2.5", 3), ("0", 1)])
+def test_how_many_threads_a_container_is_worth(text, number):
+    assert cores(text) == number
 
 
 @pytest.mark.parametrize(
