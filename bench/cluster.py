@@ -1,19 +1,22 @@
 """Do: measure the operator on a real API server with played nodes: idle cost, edits, restart, memory, at 200 objects.
 
     python -m bench.cluster [--objects 200]
+    python -m bench.cluster --node
 
 Requests are counted by the operator's own metrics, writes by the server's audit log. Nodes are played as in the tests of
-the plane, with a real Control service in every pod. Figures of the node tier (commands and seconds to the first image) come
-from `make test-node`; what is there already is kept.
+the plane, with a real Control service in every pod. `--node` types README's commands on a real node instead, and counts
+commands and seconds to the first image. Either keeps what the other has measured.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import sys
 import tempfile
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from statistics import median
 
@@ -24,23 +27,58 @@ TESTS = Path(__file__).resolve().parent.parent / "tests" / "cluster"
 CHART = Path(__file__).resolve().parent.parent / "charts" / "mammoth-operator"
 IDLE_S = 60.0
 EDITS = 40
-KEPT = ("commands_to_first_image", "seconds_to_first_image")
+KEPT = ("commands_to_first_image", "seconds_to_first_image", "first_image_with")
 
 
 def main() -> None:
     """Run it and write bench/results/cluster.json."""
     parser = argparse.ArgumentParser(prog="python -m bench.cluster")
     parser.add_argument("--objects", type=int, default=200)
+    parser.add_argument("--node", action="store_true")
     given = parser.parse_args()
     sys.path.append(str(TESTS))
     from harness.cluster import Cluster
 
+    if given.node:
+        add(newcomer())
+        return
     cluster = Cluster.obtain("plane")
     try:
         with tempfile.TemporaryDirectory(prefix="mammoth-bench-") as folder:
             measure(cluster, given.objects, Path(folder))
     finally:
         cluster.stop()
+
+
+def newcomer() -> dict[str, float | str]:
+    """Type README's commands on a node of its own, which has the images; return what they took."""
+    from harness.cluster import Cluster
+    from harness.images import load_images
+    from playing.newcomer import Shell, first_picture, readme_commands
+
+    cluster = Cluster.obtain("node")
+    try:
+        images = load_images(cluster)
+        with tempfile.TemporaryDirectory(prefix="mammoth-bench-") as folder:
+            load = os.getloadavg()[0]
+            _, took = first_picture(Shell(cluster, Path(folder)))
+    finally:
+        cluster.stop()
+    for command, seconds in took.items():
+        print(f"{seconds:6.1f} s  {command}")
+    return {
+        "commands_to_first_image": len(readme_commands()),
+        "seconds_to_first_image": sum(took.values()),
+        "first_image_with": f"{images.kind} images on the node; pip install not timed; load average {load:.1f}",
+    }
+
+
+def add(figures: Mapping[str, float | str]) -> None:
+    """Put figures of the node beside those of the plane, under whose heading they stand."""
+    path = report.RESULTS / "cluster.json"
+    known = json.loads(path.read_text())
+    path.write_text(json.dumps({**known, **figures}, indent=2, allow_nan=False) + "\n")
+    print(f"written to {path}")
 
 
 def measure(cluster: object, num_objects: int, folder: Path) -> None:
@@ -159,7 +197,7 @@ def _writes(metrics: dict[str, float]) -> float:
     return sum(value for key, value in counts.items() if any(verb in key for verb in verbs))
 
 
-def _kept() -> dict[str, float]:
+def _kept() -> dict[str, float | str]:
     path = report.RESULTS / "cluster.json"
     known = json.loads(path.read_text()) if path.exists() else {}
     return {key: known[key] for key in KEPT if key in known}

@@ -38,6 +38,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         fixtures = getattr(item, "fixturenames", ())
         if "node_cluster" in fixtures:
             item.add_marker(pytest.mark.node)
+        if item.get_closest_marker("node"):
+            item.add_marker(pytest.mark.xdist_group("node"))  # one node a machine, however many workers there are
         if "plane_cluster" in fixtures or item.get_closest_marker("node"):
             item.add_marker(pytest.mark.cluster)
         if item.get_closest_marker("cluster"):

@@ -115,6 +115,16 @@ class TestPlane:
         assert answers(plane_kubectl, within_s=60)
 
 
+@pytest.mark.skipif(os.geteuid() != 0, reason="takes a capability away, which only root has")
+def test_a_machine_without_namespaces_says_so_before_anything_is_built():
+    code = "from harness.isolation import require_namespaces; require_namespaces()"
+    done = subprocess.run(
+        ["setpriv", "--bounding-set=-sys_admin", sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": str(Path(__file__).parent)}, capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert "Unavailable: a node needs namespaces and network devices of its own" in done.stderr
+
+
 class TestNode:
     def test_counts_gpus_and_refuses_one_too_many(self, node_kubectl):
         with node_kubectl.namespace("gpus"):

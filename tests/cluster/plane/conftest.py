@@ -80,8 +80,8 @@ def api(plane_cluster, render) -> Iterator[Api]:
 
 
 @pytest.fixture(scope="session")
-def kubelet(api) -> Iterator[Kubelet]:
-    with Kubelet(api) as played:
+def kubelet(api, worker_id) -> Iterator[Kubelet]:
+    with Kubelet(api, block=int(worker_id.removeprefix("gw")) if worker_id != "master" else 0) as played:
         yield played
 
 
@@ -140,8 +140,10 @@ def account(api: Api, render, admin: Path, home: str, folder: Path, *values: str
 
 
 @pytest.fixture
-def make_operator(credentials, space, tmp_path) -> Iterator[Callable[..., Operator]]:
+def make_operator(request, credentials, space, tmp_path) -> Iterator[Callable[..., Operator]]:
     """Return a maker of operators of this namespace; all are stopped in the end."""
+    if "proxy" in request.fixturenames:
+        request.getfixturevalue("proxy")  # it must outlive them
     made: list[Operator] = []
 
     def make(identity: str = "one", *, config: Path = credentials, flags: tuple[str, ...] = ()) -> Operator:

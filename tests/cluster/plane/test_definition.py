@@ -115,6 +115,7 @@ def test_columns_show_what_is_asked_first(operator, pipeline, api):
         "P95",
         "Img/h",
         "Tuning",
+        "Decision",
         "Endpoint",
     ]
     row = dict(zip(columns, table["rows"][0]["cells"], strict=True))

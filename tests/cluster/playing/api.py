@@ -24,6 +24,7 @@ PLURALS = {
     "PodDisruptionBudget": "apis/policy/v1/{}/poddisruptionbudgets", "ResourceQuota": "api/v1/{}/resourcequotas",
     "Secret": "api/v1/{}/secrets", "Service": "api/v1/{}/services", "ServiceAccount": "api/v1/{}/serviceaccounts",
 }  # fmt: skip
+PATIENCE_S = 60.0  # far above what anything takes: a machine that is busy is no failure
 API_VERSIONS = {
     kind: path.replace("/{}", "").rpartition("/")[0].removeprefix("apis/").removeprefix("api/")
     for kind, path in PLURALS.items()
@@ -93,7 +94,7 @@ def where(kind: str, namespace: str = "", name: str = "") -> str:
     return f"{path}/{name}" if name else path
 
 
-def eventually(look: Callable[[], T], *, within_s: float = 20.0, what: str = "") -> T:
+def eventually(look: Callable[[], T], *, within_s: float = PATIENCE_S, what: str = "") -> T:
     """Return the first true value of `look`. It is tried until the time is over; then the test fails with its last value."""
     limit = time.monotonic() + within_s
     last: Any = None

@@ -19,9 +19,10 @@ from playing.api import Api, Refused
 
 from mammoth_serving.control import ControlService, LiveLimits
 from mammoth_serving.lifecycle import Gate
+from mammoth_serving.served import ServedLog
 from mammoth_serving.telemetry import Metrics
 from mammoth_wire.errors import ContractMismatch, Unavailable
-from mammoth_wire.v1 import control_pb2, control_pb2_grpc
+from mammoth_wire.v1 import control_pb2, control_pb2_grpc, types_pb2
 
 Raw = dict[str, Any]
 CONTROL_PORT = 50052
@@ -48,13 +49,21 @@ class Stage:
         self.capacity = int(flags["capacity"])
         self.limits = LiveLimits(self.capacity, 20.0 if self.stage == "dit" else None)
         self.in_flight, self.heard, self.mute = 0, [], False
+        self.served = ServedLog()
+        self.hardware, self.default_size = "", ""  # what it says to be measured by
+        self.step_ms: Callable[[tuple[int, int], int], float] = lambda shape, batch_size: 1.0
         self._others = others
 
     def state(self) -> control_pb2.State:
         if self.mute:
             raise Unavailable("not answering")
         return control_pb2.State(
-            stage=self.stage, model_digest="feed" * 16, contract=self.contract, in_flight=self.in_flight
+            stage=self.stage,
+            model_digest="feed" * 16,
+            contract=self.contract,
+            in_flight=self.in_flight,
+            environment=types_pb2.Environment(device=self.hardware, row_bucket=8),
+            settings={"default_size": self.default_size} if self.default_size else {},
         )
 
     def apply_limits(self, limits: LiveLimits) -> None:
@@ -62,7 +71,10 @@ class Stage:
         self.heard.append(limits)
 
     async def profile(self, shape: tuple[int, int], batch_size: int, steps: int) -> list[float]:
-        return [1.0] * steps
+        return [self.step_ms(shape, batch_size)] * steps
+
+    async def profile_rest(self, shape: tuple[int, int]) -> float:
+        return 1.0
 
     async def check_transport(self, address: str) -> control_pb2.CheckTransportResponse:
         other = self._others(address.rpartition(":")[0])
@@ -94,7 +106,9 @@ class Kubelet:
     poll_s: float = POLL_S
     serve_control: bool = True
     frozen: bool = False
+    block: int = 0  # of loopback addresses: kubelets that play at the same time on one machine need one each
     running: dict[str, Running] = field(default_factory=dict)
+    kills: dict[str, Raw] = field(default_factory=dict)
     _started: dict[str, tuple[float, Fate, str]] = field(default_factory=dict)
     _thread: threading.Thread | None = None
     _stop: threading.Event = field(default_factory=threading.Event)
@@ -121,6 +135,16 @@ class Kubelet:
         """Return what runs in a pod."""
         return self.running[pod["metadata"]["uid"]].stage
 
+    def kill(self, pod: Raw) -> None:
+        """Let the pod's container have been killed for its memory and be running again."""
+        now = datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+        self.kills[pod["metadata"]["uid"]] = {
+            "exitCode": 137,
+            "reason": "OOMKilled",
+            "startedAt": now,
+            "finishedAt": now,
+        }
+
     async def _round(self) -> None:
         try:
             pods = await asyncio.to_thread(self.api.list, "Pod", selector="mammoth.dev/deployment")
@@ -142,7 +166,7 @@ class Kubelet:
         if uid not in self._started:
             self._next += 1
             number = self._next
-            ip = f"127.{7 + number // 65025}.{number // 255 % 255}.{number % 255 + 1}"
+            ip = f"127.{7 + 16 * self.block + number // 65025}.{number // 255 % 255}.{number % 255 + 1}"
             self._started[uid] = (time.monotonic(), self.fates.get(meta["namespace"], lambda _: Fate())(pod), ip)
         since, fate, ip = self._started[uid]
         if meta.get("deletionTimestamp"):
@@ -186,6 +210,8 @@ class Kubelet:
 
     async def _show(self, pod: Raw, what: str, ip: str) -> None:
         status = status_of(pod, what, ip)
+        if (kill := self.kills.get(pod["metadata"]["uid"])) is not None:
+            status["containerStatuses"][0] |= {"restartCount": 1, "lastState": {"terminated": kill}}
         known = pod.get("status", {})
         ready = next((item["status"] for item in known.get("conditions", ()) if item["type"] == "Ready"), "")
         if (ready, known.get("phase"), known.get("containerStatuses")) != (

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from playing.api import Api, eventually
+from playing.api import PATIENCE_S, Api, eventually
 
 Raw = dict[str, Any]
 CHILD_KINDS = (
@@ -81,13 +81,13 @@ class Pipeline:
         item = self.condition(kind)
         return item["status"] == status and reason in ("", item["reason"])
 
-    def until(self, kind: str, status: str, reason: str = "", *, within_s: float = 20.0) -> Raw:
+    def until(self, kind: str, status: str, reason: str = "", *, within_s: float = PATIENCE_S) -> Raw:
         eventually(
             lambda: self.has(kind, status, reason), within_s=within_s, what=f"{kind} {status} {reason}; {self.status}"
         )
         return self.condition(kind)
 
-    def ready(self, *, within_s: float = 20.0) -> Pipeline:
+    def ready(self, *, within_s: float = PATIENCE_S) -> Pipeline:
         """Wait until the present generation is ready."""
 
         def look() -> bool:
