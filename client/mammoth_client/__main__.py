@@ -1,4 +1,5 @@
-"""The `mammoth` command: generate, replay and status talk to a server; serve and make-tiny start one; deploy acts on a cluster."""
+"""The `mammoth` command: generate, replay and status talk to a server; serve and make-tiny start one; deploy and
+tune look at a cluster, and plan asks the twin."""
 
 from __future__ import annotations
 
@@ -7,8 +8,10 @@ import click
 from mammoth_client.cli.app import App
 from mammoth_client.cli.deploy import deploy
 from mammoth_client.cli.generate import generate, replay
+from mammoth_client.cli.plan import plan
 from mammoth_client.cli.serve import make_tiny, serve
 from mammoth_client.cli.status import status
+from mammoth_client.cli.tune import tune
 
 __all__ = ["app", "main"]
 
@@ -24,7 +27,7 @@ def app() -> None:
     """
 
 
-for command in (generate, status, replay, serve, make_tiny, deploy):
+for command in (generate, status, replay, serve, make_tiny, deploy, plan, tune):
     app.add_command(command)
 
 
