@@ -7,7 +7,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
 HARNESS := PYTHONPATH=tests/cluster $(BIN)/python -m harness
 
-.PHONY: install protos format check test demo bench eval-checkpoint images test-cluster test-node
+.PHONY: install protos format check test demo bench bench-tuner bench-twin bench-ar bench-dit bench-dit-quality eval-checkpoint images test-cluster test-node
 
 install: $(STAMP)
 
@@ -44,18 +44,40 @@ bench: $(STAMP)
 	$(BIN)/python -m bench.handover
 	$(BIN)/python -m bench.overhead
 
+# Tuner and planner on seeded traces in the twin (about ten minutes on two cores), and the twin against the services.
+bench-tuner: $(STAMP)
+	$(BIN)/python -m bench.tuner --docs docs
+
+bench-twin: $(STAMP)
+	$(BIN)/python -m bench.twin --docs docs
+
+# Needs a GPU; writes bench/results/dit_h200.json and brings it into docs/performance.md.
+bench-dit: $(STAMP)
+	$(BIN)/python -m bench.dit --profile
+	$(BIN)/python -m bench.dit_plots
+
+# Needs a GPU; writes bench/results/ar_h200.json and brings it into docs/performance-ar.md.
+bench-ar: $(STAMP)
+	$(BIN)/python -m bench.ar
+	$(BIN)/python -m bench.ar_plots
+
+# What fp8 and the step cache cost in quality, on the checkpoint that draws; on the CPU.
+bench-dit-quality: $(STAMP)
+	$(BIN)/python -m bench.dit_quality
+
 eval-checkpoint: $(STAMP)
 	$(BIN)/python -m bench.eval_checkpoint
 
 images:
 	.ci/images.sh
 
-# A real Kubernetes: the one of MAMMOTH_TEST_KUBECONFIG, or one that the harness builds once (about 20 minutes on two
-# cores) and keeps in ~/.cache/mammoth. Exit code 3 of the harness: this machine cannot carry one; the tests then skip.
+# A real Kubernetes: the one of MAMMOTH_TEST_KUBECONFIG, or one that the harness builds once (about 10 minutes on two
+# cores) and keeps in ~/.cache/mammoth. Exit code 3 of the harness: this machine cannot carry one; the tests then skip, or
+# fail with MAMMOTH_TEST_CLUSTER=required. They wait more than they work: each of three workers has a control plane, one a node.
 test-cluster: $(STAMP)
 	$(HARNESS) build || test $$? = 3
 	$(HARNESS) images light || test $$? = 3
-	$(BIN)/pytest --quiet -rs -m cluster
+	$(BIN)/pytest --quiet -rs -m cluster -n 3 --dist loadgroup
 
 # The node tier again, with the real images, which are built first.
 test-node: $(STAMP)

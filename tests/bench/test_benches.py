@@ -25,3 +25,15 @@ def test_overhead_compares_equal_pictures(run_bench):
     assert result["equal_pictures"] == 2
     assert len(result["last_rgb_sha256"]) == 64
     assert result["workload"]["ar_height"] == 3
+
+
+def test_tuner_is_held_against_every_static_pair(run_bench):
+    result = run_bench("tuner", "--only", "steady-small", "bursts", "--share", "0.03")
+    assert [row["name"] for row in result["traces"]] == ["steady-small", "bursts"]
+    for row in result["traces"]:
+        assert 0 < row["best_static_p95_s"] < math.inf
+        assert 0 < row["tuner_p95_s"] < math.inf
+        assert row["best_static_p95_s"] <= row["default_static_p95_s"]
+        assert row["tuner_images_per_s"] > 0 < row["best_static_images_per_s"]
+    assert result["num_traces"] == 2
+    assert result["worst_p95_ratio"] >= result["tuner_mean_p95_ratio"] > 0
