@@ -19,13 +19,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from bench.ar_model import SCOPE, floor_ms, peer_ms, random_decoder, read_rate
+from bench.ar_model import ROWS, SCOPE, floor_ms, peer_ms, random_decoder, read_rate
 from bench.report import RESULTS, Spread, write
 from mammoth_ar.batching import Batcher
 from mammoth_ar.conditioning import Grid, Sampling
-from mammoth_ar.engine import Engine
+from mammoth_ar.engine import Engine, checked, started
 from mammoth_ar.fast.engine import FastEngine
-from mammoth_ar.fast.step import Cut
 from mammoth_ar.fast.verify import is_exact
 from mammoth_ar.model.config import Family
 from mammoth_ar.sequence import Rows, Running, Sequence
@@ -33,7 +32,6 @@ from mammoth_serving.device import DeviceWorker
 from mammoth_wire.errors import EngineFailed
 
 NAME = "ar_h200"
-ROWS = Cut().rows
 CONTEXTS = (100, 2080, 4160)
 NUM_ROWS = (1, 8, 32)
 GUIDED_ROWS = (2, 8, 32)
@@ -153,23 +151,15 @@ def _request(num_prompt: int, grid: Grid, seed: int, *, guidance: bool = False) 
     return Sequence(prompt, grid, sampling, tail_ids=TAIL)
 
 
-def _started(engine: Engine, sequence: Sequence) -> Running:
-    running = engine.admit(sequence)
-    while not running.is_prefilled:
-        _check([engine.prefill(running)])
-    return running
-
-
-def _check(outcomes: Many[Rows | EngineFailed | None]) -> None:
+def _check(outcomes: Many[Rows | EngineFailed]) -> None:
     for outcome in outcomes:
-        if isinstance(outcome, EngineFailed):
-            raise outcome
+        checked(outcome)
 
 
 def _plain_ms(decoder: Any) -> float:
     """Return the milliseconds of the plain path's step for one row after 2080 tokens."""
     engine = Engine(decoder, SCOPE, num_slots=1, max_context_tokens=2200)
-    running = _started(engine, _request(2080, Grid(1, 30), 0))
+    running = started(engine, _request(2080, Grid(1, 30), 0))
     times = []
     for _ in range(8):
         torch.cuda.synchronize()
@@ -184,7 +174,7 @@ def _prefill(engine: FastEngine, num_prompt: int) -> Case:
     times = []
     for seed in range(4):
         began = time.perf_counter()
-        running = _started(engine, _request(num_prompt, Grid(1, 1), seed))
+        running = started(engine, _request(num_prompt, Grid(1, 1), seed))
         torch.cuda.synchronize()
         times.append((time.perf_counter() - began) * 1e3)
         engine.release(running)
@@ -230,7 +220,7 @@ def _decode(engine: FastEngine, context: int, counts: Many[int], *, guidance: bo
 
 def _deep(engine: FastEngine, sequence: Sequence, context: int) -> Running:
     """Start `sequence` as if its prompt had `context` tokens: its KV row is filled up at random, alike in every slot."""
-    running = _started(engine, sequence)
+    running = started(engine, sequence)
     slot, held = running.slots[0], len(sequence.prompt_ids)
     generator = torch.Generator("cuda").manual_seed(0)
     made_up = torch.randn(engine.cache.keys[0][0].shape, generator=generator, device="cuda", dtype=torch.bfloat16)
@@ -277,7 +267,7 @@ def _join(engine: FastEngine) -> Case:
 
     An interval lies between the ends of two steps; a joining prefill lengthens one.
     """
-    runnings = [_started(engine, _request(40, Grid(16, 63), seed)) for seed in range(ROWS - 1)]
+    runnings = [started(engine, _request(40, Grid(16, 63), seed)) for seed in range(ROWS - 1)]
     ends: list[torch.cuda.Event] = []
 
     def step() -> None:
@@ -288,7 +278,7 @@ def _join(engine: FastEngine) -> Case:
     for seed in range(6):
         for _ in range(20):
             step()
-        joined = _started(engine, _request(40, Grid(4, 63), 100 + seed))
+        joined = started(engine, _request(40, Grid(4, 63), 100 + seed))
         for _ in range(10):
             step()
         engine.release(joined)
@@ -304,7 +294,7 @@ def _join(engine: FastEngine) -> Case:
 def _whole(engine: FastEngine, count: int) -> float:
     """Return the seconds of `count` whole 64 x 64 grids together, prefill and delivery included."""
     began = time.perf_counter()
-    runnings = [_started(engine, _request(40, Grid(64, 64), seed)) for seed in range(count)]
+    runnings = [started(engine, _request(40, Grid(64, 64), seed)) for seed in range(count)]
     while going := [running for running in runnings if not running.is_done]:
         _check(engine.decode(going))
     took = time.perf_counter() - began

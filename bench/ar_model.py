@@ -24,7 +24,7 @@ from mammoth_ar.fast.weights import StepWeights
 from mammoth_ar.model.config import Family, LLMConfig
 from mammoth_ar.model.decoder import Decoder
 
-__all__ = ["SCOPE", "config", "floor_ms", "graph_ms", "peer_ms", "random_decoder", "read_rate"]
+__all__ = ["ROWS", "SCOPE", "config", "floor_ms", "graph_ms", "peer_ms", "random_decoder", "read_rate"]
 
 SCOPE = Scope(eol_id=152064, visual_start=152072, visual_end=168456)
 TEXT: dict[Family, dict[str, Any]] = {

@@ -32,7 +32,7 @@ from mammoth_ar.sequence import Rows, Running, Sequence, Text
 from mammoth_serving.checkpoint import Checkpoint, CheckpointError
 from mammoth_wire.errors import EngineFailed, InvalidRequest
 
-__all__ = ["DeviceLost", "Engine", "Exactness"]
+__all__ = ["DeviceLost", "Engine", "Exactness", "checked", "started"]
 
 Exactness = Literal["strict", "tolerant"]
 T = TypeVar("T")
@@ -265,6 +265,21 @@ class Engine:
         ids_1L = torch.tensor(ids, device=self.device).unsqueeze(0)
         hidden: Hidden = self.decoder(ids_1L, window.positions(), window.mask(), window, all_generation=all_generation)
         return hidden
+
+
+def checked(outcome: T | EngineFailed) -> T:
+    """Return `outcome`, or raise it when it is a failure."""
+    if isinstance(outcome, EngineFailed):
+        raise outcome
+    return outcome
+
+
+def started(engine: Engine, sequence: Sequence) -> Running:
+    """Return `sequence` admitted and prefilled by `engine`, whose rows of the prompt nobody wants. Raises EngineFailed."""
+    running = engine.admit(sequence)
+    while not running.is_prefilled:
+        checked(engine.prefill(running))
+    return running
 
 
 def _guarded(action: Callable[..., T], *args: object) -> T | EngineFailed:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import logging
-from typing import Literal
+from typing import Literal, TypedDict
 
 import torch
 
@@ -17,6 +18,12 @@ __all__ = ["Kernels", "open_engine"]
 Kernels = Literal["auto", "plain", "fast"]
 
 logger = logging.getLogger(__name__)
+
+
+class _Sizes(TypedDict):
+    num_slots: int
+    max_context_tokens: int
+    prefill_chunk_tokens: int
 
 
 def open_engine(
@@ -35,28 +42,28 @@ def open_engine(
     logged, and the plain path runs. Raises CheckpointError when `scope` lies outside the generation vocabulary.
     """
     weight = decoder.norm.weight
+    sizes: _Sizes = {
+        "num_slots": num_slots,
+        "max_context_tokens": max_context_tokens,
+        "prefill_chunk_tokens": prefill_chunk_tokens,
+    }
     if kernels == "fast" or (kernels == "auto" and weight.is_cuda and weight.dtype is torch.bfloat16):
-        try:
-            from mammoth_ar.fast.engine import FastEngine  # imports a compiler that a machine without a GPU may lack
-            from mammoth_ar.fast.verify import is_exact
+        if (fast := _fast(decoder, scope, sizes, exactness)) is not None:
+            return fast
+        gc.collect()  # its launches refer to it: what it had allocated makes room for the plain engine
+    return Engine(decoder, scope, **sizes, exactness=exactness)
 
-            fast = FastEngine(
-                decoder,
-                scope,
-                num_slots=num_slots,
-                max_context_tokens=max_context_tokens,
-                prefill_chunk_tokens=prefill_chunk_tokens,
-            )
-            if exactness == "tolerant" or is_exact(fast):
-                return fast
-            logger.error("the plain path runs: on the fast one a row's bits depend on its company here")
-        except (RuntimeError, ImportError, EngineFailed) as err:
-            logger.warning("the plain path runs: the fast one did not start", exc_info=err)
-    return Engine(
-        decoder,
-        scope,
-        num_slots=num_slots,
-        max_context_tokens=max_context_tokens,
-        prefill_chunk_tokens=prefill_chunk_tokens,
-        exactness=exactness,
-    )
+
+def _fast(decoder: Decoder, scope: Scope, sizes: _Sizes, exactness: Exactness) -> Engine | None:
+    """Return the fast engine, or None where it does not start or is not exact."""
+    try:
+        from mammoth_ar.fast.engine import FastEngine  # imports a compiler that a machine without a GPU may lack
+        from mammoth_ar.fast.verify import is_exact
+
+        fast = FastEngine(decoder, scope, **sizes)
+        if exactness == "tolerant" or is_exact(fast):
+            return fast
+        logger.error("the plain path runs: on the fast one a row's bits depend on its company here")
+    except (RuntimeError, ImportError, EngineFailed) as err:
+        logger.warning("the plain path runs: the fast one did not start", exc_info=err)
+    return None

@@ -6,13 +6,12 @@ Every device call is one prefill chunk or one decode step, so that requests run 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence as Many
 
 from mammoth_ar.batching import Run
 from mammoth_ar.conditioning import Grid, Sampling
-from mammoth_ar.engine import Engine
-from mammoth_ar.sequence import Rows, Running, Sequence
-from mammoth_wire.errors import EngineFailed, Overloaded
+from mammoth_ar.engine import Engine, checked
+from mammoth_ar.sequence import Running, Sequence
+from mammoth_wire.errors import Overloaded
 
 __all__ = ["measure"]
 
@@ -32,7 +31,7 @@ async def measure(engine: Engine, run: Run, *, num_seqs: int, num_prompt_tokens:
         for _ in range(num_seqs):
             await run(_admit, engine, sequence, runnings)
             while not runnings[-1].is_prefilled:
-                _check([await run(engine.prefill, runnings[-1])])
+                checked(await run(engine.prefill, runnings[-1]))
         return [await run(_step_ms, engine, runnings) for _ in range(num_steps)]
     finally:
         for running in runnings:
@@ -45,12 +44,7 @@ def _admit(engine: Engine, sequence: Sequence, runnings: list[Running]) -> None:
 
 def _step_ms(engine: Engine, runnings: list[Running]) -> float:
     started_s = time.perf_counter()
-    _check(engine.decode(runnings))
+    for outcome in engine.decode(runnings):
+        checked(outcome)
     engine.synchronize()
     return (time.perf_counter() - started_s) * 1e3
-
-
-def _check(outcomes: Many[Rows | EngineFailed | None]) -> None:
-    for outcome in outcomes:
-        if isinstance(outcome, EngineFailed):
-            raise outcome

@@ -57,6 +57,7 @@ class Delivery:
         self._rows = torch.zeros(state.ring.shape, dtype=state.ring.dtype, pin_memory=pinned)
         self._ids = torch.zeros(state.ring_ids.shape, dtype=torch.int32, pin_memory=pinned)
         self._bad = torch.zeros(state.num_rows, 2, dtype=torch.int32, pin_memory=pinned)
+        self._nothing = Rows("condition", self._ids[0, :0], self._rows[0, :0])
 
     def send(self, copies: Copies, slot: int, num_made: int) -> None:
         """Start to copy the rows since the last chunk boundary; `num_made` rows of the sequence exist by now."""
@@ -85,8 +86,9 @@ class Delivery:
         """Return the rows that have arrived and were not yet taken; `wait` for at least one copy under way."""
         while copies.under_way and (copies.under_way[0].is_done or (wait and not copies.arrived)):
             self._collect(copies)
-        empty = (self._ids[0, :0], self._rows[0, :0])
-        ids, rows = (torch.cat(parts) for parts in zip(*(copies.arrived or [empty]), strict=True))
+        if not copies.arrived:
+            return self._nothing
+        ids, rows = (torch.cat(parts) for parts in zip(*copies.arrived, strict=True))
         copies.arrived.clear()
         return Rows("condition", ids, rows)
 

@@ -21,6 +21,7 @@ from mammoth_ar.cache import RowWindow
 from mammoth_ar.conditioning import Scope
 from mammoth_ar.engine import DeviceLost, Engine
 from mammoth_ar.fast.delivery import CHUNK, NUM_KEPT, Copies, Delivery
+from mammoth_ar.fast.graph import recorded
 from mammoth_ar.fast.prefill import LENGTHS, PaddedPrefill
 from mammoth_ar.fast.state import RowState
 from mammoth_ar.fast.step import Cut, Step
@@ -75,7 +76,7 @@ class FastEngine(Engine):
         self._running: list[_FastRunning] = []
         self._leaving: deque[tuple[Running, tuple[int, ...]]] = deque()
         self._in_flight: deque[torch.cuda.Event] = deque()
-        self._launches = [self._captured(count) for count in range(1, num_groups + 1)]
+        self._launches = [self._launcher(count) for count in range(1, num_groups + 1)]
 
     @property
     def kernels(self) -> str:
@@ -167,7 +168,7 @@ class FastEngine(Engine):
             self.state.leave(slots)
             self._running = [running for running in self._running if running is not gone]
 
-    def _captured(self, num_groups: int) -> Callable[[], None]:
+    def _launcher(self, num_groups: int) -> Callable[[], None]:
         """Return what launches a step of the first `num_groups` groups of rows: a graph where there are graphs."""
 
         def step() -> None:
@@ -175,11 +176,4 @@ class FastEngine(Engine):
                 self._step.forward(group)
             self._step.choose(self.state.active)
 
-        if not self.state.ring.is_cuda:
-            return step
-        with torch.no_grad():
-            step()  # compiles; nothing is active, so nothing changes
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
-                step()
-        return graph.replay
+        return recorded(step, self.device)  # nothing is active yet: recording changes nothing

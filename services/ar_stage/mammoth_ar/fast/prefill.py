@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from mammoth_ar.cache import KVCache
+from mammoth_ar.fast.graph import recorded
 from mammoth_ar.model.decoder import Decoder, Hidden
 
 __all__ = ["LENGTHS", "PaddedPrefill"]
@@ -37,11 +38,8 @@ class _Window:
 
 @dataclass(frozen=True, slots=True)
 class _Chunk:
-    """`constants` are what a graph reads beside `ids_1C`: it keeps no tensor alive itself."""
-
     ids_1C: Tensor
     run: Callable[[], Hidden]
-    constants: tuple[Tensor, ...] = ()
 
 
 class PaddedPrefill:
@@ -52,7 +50,7 @@ class PaddedPrefill:
         self._device = cache.keys[0].device
         self._slot_1 = torch.zeros(1, dtype=torch.int64, device=self._device)
         lengths = [length for length in LENGTHS if length <= cache.num_positions]
-        self._chunks = {length: self._captured(length) for length in lengths}
+        self._chunks = {length: self._chunk(length) for length in lengths}
 
     def run(self, ids: Sequence[int], slot: int) -> Hidden | None:
         """Write the first tokens of row `slot`; return their states, [1, len(ids), H], or None for a chunk too long."""
@@ -67,7 +65,7 @@ class PaddedPrefill:
         # copies: the graph's own output is overwritten by the next prefill
         return Hidden(hidden.normed_BLH[:, : len(ids)].clone(), hidden.condition_BLH[:, : len(ids)].clone())
 
-    def _captured(self, length: int) -> _Chunk:
+    def _chunk(self, length: int) -> _Chunk:
         ids_1C = torch.zeros(1, length, dtype=torch.int64, device=self._device)
         position_1C = torch.arange(length, device=self._device).unsqueeze(0)
         mask_1CC = position_1C.unsqueeze(1) <= position_1C.unsqueeze(2)
@@ -77,16 +75,4 @@ class PaddedPrefill:
             hidden: Hidden = self._decoder(ids_1C, position_1C, mask_1CC, window)
             return hidden
 
-        if self._device.type != "cuda":
-            return _Chunk(ids_1C, run)
-        with torch.no_grad():
-            run()  # what a capture may not do for the first time
-            graph = torch.cuda.CUDAGraph()
-            with torch.cuda.graph(graph):
-                hidden = run()
-
-        def replay() -> Hidden:
-            graph.replay()
-            return hidden
-
-        return _Chunk(ids_1C, replay, (position_1C, mask_1CC))
+        return _Chunk(ids_1C, recorded(run, self._device))

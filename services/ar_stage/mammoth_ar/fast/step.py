@@ -47,8 +47,9 @@ class Tiles:
 class Cut:
     """How all kernels are cut. A row's bits depend on these numbers, so they are the same for every step of a process.
 
-    `rows` go through a step together: on an H200 32 cost what one costs. A context is cut every `piece` positions; `programs` share the pieces of one (row, key head), `block_s` positions at a
-    time. The defaults are the best of those measured on an H200.
+    `rows` go through a step together: on an H200 32 cost what one costs. A context is cut every `piece` positions;
+    `programs` share the pieces of one (row, key head), `block_s` positions at a time. The defaults are the best of those
+    measured on an H200.
     """
 
     rows: int = 32

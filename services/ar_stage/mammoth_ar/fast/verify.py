@@ -5,9 +5,8 @@ from __future__ import annotations
 import torch
 
 from mammoth_ar.conditioning import Grid, Sampling
-from mammoth_ar.engine import Engine
-from mammoth_ar.sequence import Rows, Running, Sequence
-from mammoth_wire.errors import EngineFailed
+from mammoth_ar.engine import Engine, checked, started
+from mammoth_ar.sequence import Rows, Sequence
 
 __all__ = ["is_exact"]
 
@@ -44,28 +43,18 @@ def _text(engine: Engine, length: int) -> tuple[int, ...]:
 def _run(engine: Engine, sequences: list[Sequence]) -> tuple[torch.Tensor, torch.Tensor]:
     """Run all; return ids [T] and rows [T, H] of the last one. Half of the others join while it runs."""
     late = sequences[: len(sequences) // 2]
-    runnings = [_started(engine, sequence) for sequence in sequences[len(late) :]]
+    runnings = [started(engine, sequence) for sequence in sequences[len(late) :]]
     probe = runnings[-1]
     parts: list[Rows] = []
     try:
         while not probe.is_done:
             if late:
-                runnings.append(_started(engine, late.pop()))
+                runnings.append(started(engine, late.pop()))
             first, *_ = engine.decode(
                 [probe, *(other for other in runnings if other is not probe and not other.is_done)]
             )
-            if isinstance(first, EngineFailed):
-                raise first
-            parts.append(first)
+            parts.append(checked(first))
     finally:
         for running in runnings:
             engine.release(running)
     return torch.cat([part.ids for part in parts]), torch.cat([part.hidden for part in parts])
-
-
-def _started(engine: Engine, sequence: Sequence) -> Running:
-    running = engine.admit(sequence)
-    while not running.is_prefilled:
-        if isinstance(outcome := engine.prefill(running), EngineFailed):
-            raise outcome
-    return running

@@ -51,10 +51,20 @@ class Units:
 
 
 class Graph:
-    """One recorded step: fixed places for what it reads, and where it leaves its result."""
+    """One recorded step: fixed places for what it reads, and where it leaves its result.
 
-    def __init__(self, graph: torch.cuda.CUDAGraph, inputs: Inputs, out_BnF: Tensor, num_bytes: int) -> None:
-        self._graph, self._inputs, self._out_BnF = graph, inputs, out_BnF
+    A graph keeps no tensor alive that it reads: `inputs` and `constants` are held here.
+    """
+
+    def __init__(
+        self,
+        graph: torch.cuda.CUDAGraph,
+        inputs: Inputs,
+        constants: tuple[Tensor, Tensor],
+        out_BnF: Tensor,
+        num_bytes: int,
+    ) -> None:
+        self._graph, self._inputs, self._constants, self._out_BnF = graph, inputs, constants, out_BnF
         self._held: list[int] = []
         self.num_bytes = num_bytes
 
@@ -138,7 +148,7 @@ class Graphs(Units):
             logger.warning("a shape runs without a graph", exc_info=err, extra={"shape": str(shape)})
             return None
         num_bytes = torch.cuda.memory_reserved(self._device) - before
-        return None if num_bytes > self._max_bytes else Graph(graph, inputs, out_BnF, num_bytes)
+        return None if num_bytes > self._max_bytes else Graph(graph, inputs, rows, out_BnF, num_bytes)
 
 
 def captured(graph: torch.cuda.CUDAGraph, pool: Any, compute: Callable[[], T]) -> T:
