@@ -63,6 +63,16 @@ async def test_a_profile_says_what_a_picture_takes_beside_its_steps(request, ar,
     assert [0 < row.rest_ms < math.inf for row in reply.measurements] == [True, False]
 
 
+async def test_reading_the_rest_of_a_picture_warms_nothing_up_again(dit, monkeypatch):
+    """Warming up a fast engine measures unit sizes, which takes far longer than a picture and is none of its time."""
+
+    def warm_up(sizes_px):
+        raise AssertionError("a profile reads pictures, it does not warm up")
+
+    monkeypatch.setattr(dit.stage.engine, "warm_up", warm_up)
+    assert 0 < await dit.stage.profile_rest((32, 32)) < math.inf
+
+
 def test_the_oldest_pictures_are_forgotten_and_another_life_is_told_whole():
     log, state = ServedLog(), control_pb2.State()
     for _ in range(MAX_KEPT + 3):

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import statistics
 import time
 from collections.abc import Sequence
 
@@ -27,7 +26,7 @@ from mammoth_ar.settings import ArSettings, parse_targets
 from mammoth_ar.tokenizer import Tokenizer
 from mammoth_ar.transport import check_transport
 from mammoth_serving.checkpoint import Checkpoint
-from mammoth_serving.control import ControlService, LiveLimits
+from mammoth_serving.control import ControlService, LiveLimits, rest_ms
 from mammoth_serving.device import DeviceWorker, check_device
 from mammoth_serving.environment import describe
 from mammoth_serving.lifecycle import Gate
@@ -39,9 +38,6 @@ from mammoth_wire.tensors import CHUNK_ROWS, DTYPES, contract
 from mammoth_wire.v1 import control_pb2, control_pb2_grpc, image_generation_pb2_grpc
 
 __all__ = ["ArStage"]
-
-LEAST_MS = 0.01
-NUM_RESTS = 3
 
 logger = logging.getLogger(__name__)
 
@@ -158,12 +154,13 @@ class ArStage:
 
     async def profile_rest(self, shape: tuple[int, int]) -> float:
         """Measure how long a prompt of `shape[0]` tokens is read: whole measurements of one step, less the step; the median of a few."""
-        rests_ms = []
-        for _ in range(NUM_RESTS):
+
+        async def read() -> float:
             began_s = time.perf_counter()
             [step_ms] = await self.profile(shape, 1, 1)
-            rests_ms.append(1e3 * (time.perf_counter() - began_s) - step_ms)
-        return max(statistics.median(rests_ms), LEAST_MS)
+            return 1e3 * (time.perf_counter() - began_s) - step_ms
+
+        return await rest_ms(read)
 
     async def check_transport(self, address: str) -> control_pb2.CheckTransportResponse:
         assert self._service.loaded is not None, "Control lets nobody through before loading"

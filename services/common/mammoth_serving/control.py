@@ -5,7 +5,8 @@ from __future__ import annotations
 import itertools
 import logging
 import math
-from collections.abc import Sequence
+import statistics
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -17,12 +18,13 @@ from mammoth_serving.telemetry import Metrics
 from mammoth_wire.errors import InvalidRequest, StaleEpoch, Unavailable, as_status
 from mammoth_wire.v1 import control_pb2, control_pb2_grpc
 
-__all__ = ["ControlService", "Controlled", "LiveLimits"]
+__all__ = ["ControlService", "Controlled", "LiveLimits", "rest_ms"]
 
 MAX_WAIT_MS = 10_000.0
 MAX_MEASUREMENTS = 64
 MAX_PROFILE_STEPS = 32
 DEFAULT_PROFILE_STEPS = 3
+NUM_RESTS, LEAST_MS = 3, 0.01
 
 logger = logging.getLogger(__name__)
 
@@ -92,6 +94,14 @@ class Controlled(Protocol):
 
     async def check_transport(self, address: str) -> control_pb2.CheckTransportResponse:
         """Send a test tensor to `address` the way rows travel."""
+
+
+async def rest_ms(read: Callable[[], Awaitable[float]]) -> float:
+    """Return the median of a few readings of what a picture takes beside its steps, in milliseconds.
+
+    It is never 0, which would say "not measured".
+    """
+    return max(statistics.median([await read() for _ in range(NUM_RESTS)]), LEAST_MS)
 
 
 class ControlService(control_pb2_grpc.ControlServicer):

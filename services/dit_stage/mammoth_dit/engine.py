@@ -246,9 +246,13 @@ class Engine:
     def warm_up(self, sizes_px: Sequence[tuple[int, int]]) -> None:
         """Draw a synthetic picture of each (height, width) in one guided step; raise the error of the first that fails."""
         for height_px, width_px in sizes_px:
-            [outcome] = self.sample([self._synthetic(height_px, width_px, num_steps=1)])
-            if isinstance(outcome, MammothError):
-                raise outcome
+            self.draw_synthetic(height_px, width_px)
+
+    def draw_synthetic(self, height_px: int, width_px: int) -> None:
+        """Draw a synthetic picture in one guided step; raise the error that took its place."""
+        [outcome] = self.sample([self._synthetic(height_px, width_px, num_steps=1)])
+        if isinstance(outcome, MammothError):
+            raise outcome
 
     @torch.inference_mode()
     def measure(self, height_px: int, width_px: int, batch_size: int, num_steps: int = 3) -> list[float]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import statistics
 import time
 from collections.abc import Sequence
 
@@ -22,7 +21,7 @@ from mammoth_dit.step_batching import StepBatcher
 from mammoth_dit.stepper import Stepper
 from mammoth_policy.waves import Policy
 from mammoth_serving.checkpoint import Checkpoint
-from mammoth_serving.control import ControlService, LiveLimits
+from mammoth_serving.control import ControlService, LiveLimits, rest_ms
 from mammoth_serving.device import DeviceWorker, check_device
 from mammoth_serving.environment import describe
 from mammoth_serving.lifecycle import Gate
@@ -36,8 +35,6 @@ from mammoth_wire.v1 import control_pb2, control_pb2_grpc, diffusion_pb2_grpc
 __all__ = ["DitStage"]
 
 WIDEST_ITEM_BYTES = 4
-LEAST_MS = 0.01
-NUM_RESTS = 3
 
 logger = logging.getLogger(__name__)
 
@@ -140,15 +137,16 @@ class DitStage:
 
     async def profile_rest(self, shape: tuple[int, int]) -> float:
         """Draw synthetic pictures of one step, and take the step off; the median of a few, after an untimed one."""
-        await self._worker.run(self.engine.warm_up, [shape])
-        rests_ms = []
-        for _ in range(NUM_RESTS):
+        await self._worker.run(self.engine.draw_synthetic, *shape)
+
+        async def read() -> float:
             began_s = time.perf_counter()
-            await self._worker.run(self.engine.warm_up, [shape])
+            await self._worker.run(self.engine.draw_synthetic, *shape)
             drawn_ms = 1e3 * (time.perf_counter() - began_s)
             [step_ms] = await self._worker.run(self.engine.measure, shape[0], shape[1], 1, 1)
-            rests_ms.append(drawn_ms - step_ms)
-        return max(statistics.median(rests_ms), LEAST_MS)
+            return drawn_ms - step_ms
+
+        return await rest_ms(read)
 
     async def check_transport(self, address: str) -> control_pb2.CheckTransportResponse:
         raise InvalidRequest([("address", "only the AR stage sends rows; ask one of its pods")])
