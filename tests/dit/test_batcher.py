@@ -8,13 +8,13 @@ from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
 import pytest
-import torch
 
 from mammoth_dit.batching import Batcher
 from mammoth_dit.isolation import DeviceLost
-from mammoth_dit.jobs import Job, Picture
-from mammoth_dit.testing import SimulatedDevice, TinyEngine
-from mammoth_dit.tickets import Batched, Event, Queued, Step, Ticket
+from mammoth_dit.jobs import Picture
+from mammoth_dit.testing import SimulatedDevice, TinyEngine, outcome_of, story
+from mammoth_dit.testing import simulated_job as job
+from mammoth_dit.tickets import Batched, Queued, Step
 from mammoth_policy.waves import Policy
 from mammoth_serving.device import DeviceWorker
 from mammoth_wire.errors import (
@@ -22,19 +22,12 @@ from mammoth_wire.errors import (
     Cancelled,
     DeadlineExceeded,
     EngineFailed,
-    MammothError,
     Overloaded,
     Unavailable,
 )
-from mammoth_wire.params import Diffusion
 
 pytestmark = pytest.mark.looptime
 STEP_S = 1.0
-
-
-def job(name: str, *, steps: int = 3, side: int = 32) -> Job:
-    params = Diffusion(side, side, guidance=4.0, cfg_range=(0.0, 1.0), steps=steps)
-    return Job(name, params, 0, torch.zeros(2, 4), torch.tensor([0, 9]), 1)
 
 
 @asynccontextmanager
@@ -47,17 +40,6 @@ async def serving(device: SimulatedDevice, policy: Policy = Policy(), **options)
     finally:
         batcher.drain()
         await task
-
-
-async def story(ticket: Ticket) -> list[Event]:
-    return [event async for event in ticket.events()]
-
-
-async def outcome(ticket: Ticket) -> Picture | MammothError:
-    try:
-        return await ticket.result()
-    except MammothError as err:
-        return err
 
 
 def now() -> float:
@@ -128,7 +110,7 @@ async def test_a_waiting_job_that_leaves_frees_its_place_at_once():
             batcher.submit(job("d"))
         second.cancel()
         batcher.submit(job("d"))
-        error = await outcome(second)
+        error = await outcome_of(second)
         assert isinstance(error, Cancelled)
         assert error.metadata["stage"] == "queued"
         await third.result()
@@ -141,7 +123,7 @@ async def test_a_running_job_that_leaves_ends_at_once_and_its_neighbour_goes_on(
         leaver, stayer = batcher.submit(job("a")), batcher.submit(job("b"))
         await asyncio.sleep(1.5)
         leaver.cancel()
-        assert isinstance(await outcome(leaver), Cancelled)
+        assert isinstance(await outcome_of(leaver), Cancelled)
         assert looptime == pytest.approx(1.5)
         assert (await story(leaver))[-1] == Step(1, 3)
         assert isinstance(await stayer.result(), Picture)
@@ -165,7 +147,7 @@ async def test_a_deadline_says_where_the_job_was(deadline_at, stage):
     async with serving(SimulatedDevice(STEP_S), Policy(max_num_seqs=1)) as batcher:
         batcher.submit(job("a"))
         ticket = batcher.submit(job("b"), deadline_at=deadline_at)
-        error = await outcome(ticket)
+        error = await outcome_of(ticket)
         assert isinstance(error, DeadlineExceeded)
         assert error.metadata["stage"] == stage
         assert now() == pytest.approx(deadline_at)
@@ -203,7 +185,7 @@ async def test_a_full_queue_says_when_to_come_back():
 async def test_a_bad_row_fails_alone():
     device = SimulatedDevice(STEP_S, fail={"b": EngineFailed("internal error 7")})
     async with serving(device) as batcher:
-        outcomes = await asyncio.gather(*[outcome(batcher.submit(job(name))) for name in "abc"])
+        outcomes = await asyncio.gather(*[outcome_of(batcher.submit(job(name))) for name in "abc"])
     assert [type(one) for one in outcomes] == [Picture, EngineFailed, Picture]
 
 
@@ -215,7 +197,7 @@ async def test_an_engine_that_breaks_ends_every_job_and_is_heard(error):
     tickets = [batcher.submit(job(name)) for name in "ab"]
     await asyncio.sleep(0.5)
     device.broken = error
-    outcomes = await asyncio.gather(*[outcome(ticket) for ticket in tickets])
+    outcomes = await asyncio.gather(*[outcome_of(ticket) for ticket in tickets])
     assert [type(one) for one in outcomes] == [Unavailable, Unavailable]
     with pytest.raises(type(error)):
         await task
@@ -246,7 +228,7 @@ async def test_draining_refuses_the_new_and_finishes_the_old():
     with pytest.raises(Unavailable):
         batcher.submit(job("c"))
     await task
-    assert [type(await outcome(ticket)) for ticket in tickets] == [Picture, Picture]
+    assert [type(await outcome_of(ticket)) for ticket in tickets] == [Picture, Picture]
     assert batcher.snapshot().draining
 
 
@@ -263,7 +245,7 @@ async def test_a_stopped_batcher_leaves_nobody_behind():
     tickets = [batcher.submit(job(name)) for name in "ab"]
     await asyncio.sleep(0.5)
     task.cancel()
-    assert [type(await outcome(ticket)) for ticket in tickets] == [Unavailable, Unavailable]
+    assert [type(await outcome_of(ticket)) for ticket in tickets] == [Unavailable, Unavailable]
     with pytest.raises(asyncio.CancelledError):
         await task
 
@@ -317,7 +299,7 @@ async def test_two_hundred_random_leavers_leak_nothing():
             ticket = batcher.submit(job(str(index), steps=chance.choice([2, 3, 5])))
             await asyncio.sleep(chance.uniform(0, 0.3))
             ticket.cancel()
-            return type(await outcome(ticket))
+            return type(await outcome_of(ticket))
 
         ends = await asyncio.gather(*[caller(index) for index in range(200)])
         await asyncio.sleep(1)

@@ -19,23 +19,18 @@ from mammoth_dit.fast.engine import FastEngine
 from mammoth_dit.jobs import Job, Outcome, Picture, Watch
 from mammoth_dit.step_batching import StepBatcher
 from mammoth_dit.stepper import Canvas, Stepper
-from mammoth_dit.testing import SimulatedDevice, SimulatedSteps, TinyEngine
-from mammoth_dit.tickets import Batched, Event, Queued, Step, Ticket
+from mammoth_dit.testing import SimulatedDevice, SimulatedSteps, TinyEngine, outcome_of, story
+from mammoth_dit.testing import simulated_job as job
+from mammoth_dit.tickets import Batched, Queued, Step
 from mammoth_policy.waves import Policy
 from mammoth_serving.device import DeviceWorker
-from mammoth_wire.errors import Cancelled, DeadlineExceeded, EngineFailed, MammothError, Unavailable
-from mammoth_wire.params import Diffusion
+from mammoth_wire.errors import Cancelled, DeadlineExceeded, EngineFailed, Unavailable
 
 STEP_S = {16: 0.1, 32: 1.0}
 
 
 def step_s(size: tuple[int, int], rows: int) -> float:
     return STEP_S[size[0]] * rows
-
-
-def job(name: str, *, steps: int = 3, side: int = 32) -> Job:
-    params = Diffusion(side, side, guidance=4.0, cfg_range=(0.0, 1.0), steps=steps)
-    return Job(name, params, 0, torch.zeros(2, 4), torch.tensor([0, 9]), 1)
 
 
 @asynccontextmanager
@@ -49,17 +44,6 @@ async def serving(device: SimulatedSteps, policy: Policy = Policy()) -> AsyncIte
     finally:
         batcher.drain()
         await task
-
-
-async def story(ticket: Ticket) -> list[Event]:
-    return [event async for event in ticket.events()]
-
-
-async def outcome(ticket: Ticket) -> Picture | MammothError:
-    try:
-        return await ticket.result()
-    except MammothError as err:
-        return err
 
 
 def now() -> float:
@@ -107,7 +91,7 @@ async def test_a_deadline_that_would_be_missed_comes_first():
         patient = batcher.submit(job("patient", steps=6))
         await asyncio.sleep(0.5)
         urgent = batcher.submit(job("urgent", steps=6), deadline_at=8.0)
-        assert isinstance(await outcome(urgent), Picture)
+        assert isinstance(await outcome_of(urgent), Picture)
         assert now() == pytest.approx(7.0)
         await patient.result()
 
@@ -121,11 +105,11 @@ async def test_a_job_that_leaves_makes_room_at_once(phase):
         await asyncio.sleep(1.5)
         leaver, stayer = (second, first) if phase == "waiting" else (first, second)
         leaver.cancel()
-        assert isinstance(await outcome(leaver), Cancelled)
-        assert isinstance(await outcome(stayer), Picture)
+        assert isinstance(await outcome_of(leaver), Cancelled)
+        assert isinstance(await outcome_of(stayer), Picture)
         assert now() == pytest.approx(5.0 if phase == "waiting" else 7.0)
         again = batcher.submit(job(leaver.job.id, steps=1))
-        assert isinstance(await outcome(again), Picture)
+        assert isinstance(await outcome_of(again), Picture)
     assert batcher.snapshot().in_flight == batcher.snapshot().queue_depth == 0
 
 
@@ -135,9 +119,9 @@ async def test_a_job_that_fails_fails_alone_and_a_late_one_expires():
     async with serving(device) as batcher:
         bad, good = batcher.submit(job("bad")), batcher.submit(job("good"))
         late = batcher.submit(job("late"), deadline_at=2.0)
-        assert isinstance(await outcome(bad), EngineFailed)
-        assert isinstance(await outcome(late), DeadlineExceeded)
-        assert isinstance(await outcome(good), Picture)
+        assert isinstance(await outcome_of(bad), EngineFailed)
+        assert isinstance(await outcome_of(late), DeadlineExceeded)
+        assert isinstance(await outcome_of(good), Picture)
 
 
 @pytest.mark.looptime
@@ -150,7 +134,7 @@ async def test_a_device_that_is_lost_ends_every_job():
     with pytest.raises(RuntimeError, match="lost"):
         await batcher.run()
     for ticket in tickets:
-        assert isinstance(await outcome(ticket), Unavailable)
+        assert isinstance(await outcome_of(ticket), Unavailable)
 
 
 # ms of a guided step by number of rows, as measured on an H200
@@ -204,7 +188,7 @@ async def played(batcher: Batcher, jobs: list[tuple[float, Job, float | None]]) 
     async def one(at: float, made: Job, deadline: float | None) -> tuple[float, bool]:
         await asyncio.sleep(start + at - now())
         ticket = batcher.submit(made, deadline_at=None if deadline is None else start + deadline)
-        missed = isinstance(await outcome(ticket), DeadlineExceeded)
+        missed = isinstance(await outcome_of(ticket), DeadlineExceeded)
         return now() - start - at, missed
 
     ends = await asyncio.gather(*(one(*each) for each in jobs))

@@ -212,12 +212,16 @@ class Batcher:
             ticket.place(position)
 
     def _measure(self, drawn: Sequence[Job], began_at: float) -> None:
-        elapsed_s = self._now() - began_at
-        if not drawn or elapsed_s <= 0:
+        if drawn:
+            self._take_in(drawn[0].key, len(drawn), self._now() - began_at)
+
+    def _take_in(self, key: Key, num_pictures: int, elapsed_s: float) -> None:
+        """Learn from `num_pictures` of one key that took the device `elapsed_s`."""
+        if elapsed_s <= 0:
             return
-        self._pace.measure(drawn[0].key, len(drawn), elapsed_s)
+        self._pace.measure(key, num_pictures, elapsed_s)
         weight = SMOOTHING if self._pictures_per_s else 1.0
-        self._pictures_per_s += weight * (len(drawn) / elapsed_s - self._pictures_per_s)
+        self._pictures_per_s += weight * (num_pictures / elapsed_s - self._pictures_per_s)
 
     def _ahead_s(self) -> float:
         return self._pace.total_s(ticket.key for ticket in self._active.values())

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, Protocol
 
-from mammoth_dit.batching import Batcher
+from mammoth_dit.batching import MIN_RETRY_S, SMOOTHING, Batcher
 from mammoth_dit.jobs import Job, Outcome, Picture
 from mammoth_dit.stepper import Canvas, Ended
 from mammoth_dit.tickets import Ticket
@@ -18,9 +18,6 @@ from mammoth_policy.waves import Policy
 from mammoth_wire.errors import Unavailable
 
 __all__ = ["StepBatcher", "StepsJobs"]
-
-SMOOTHING = 0.3  # weight of the newest step in the measured times
-RETRY_S = 0.5
 
 
 class StepsJobs(Protocol):
@@ -93,7 +90,7 @@ class StepBatcher(Batcher):
                     await self._change_or(None)
         finally:
             self._draining = True
-            self.fail_all(Unavailable("this replica has stopped", retry_after_s=RETRY_S))
+            self.fail_all(Unavailable("this replica has stopped", retry_after_s=MIN_RETRY_S))
 
     def _choose(self) -> list[Running]:
         jobs = [job for job in self._jobs.values() if job.canvas.num_done < job.num_steps]
@@ -125,15 +122,10 @@ class StepBatcher(Batcher):
             running = self._jobs.pop(canvas.job.id, None)
             if running is None or running.canvas is not canvas:
                 continue  # it left while its pixels were on their way
-            self._count(running, outcome)
+            if isinstance(outcome, Picture):
+                self._take_in(canvas.job.key, 1, running.busy_s)
             running.ticket.resolve(outcome)
             self._running.remove(running.ticket)
-
-    def _count(self, running: Running, outcome: Outcome) -> None:
-        if isinstance(outcome, Picture) and running.busy_s > 0:
-            self._pace.measure(running.canvas.job.key, 1, running.busy_s)
-            weight = SMOOTHING if self._pictures_per_s else 1.0
-            self._pictures_per_s += weight * (1 / running.busy_s - self._pictures_per_s)
 
     def _measure_step(self, size: tuple[int, int], step_s: float) -> None:
         known_s = self._step_s.get(size, step_s)

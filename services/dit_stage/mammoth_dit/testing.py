@@ -18,12 +18,21 @@ from mammoth_dit.engine import Drawing, Engine, Exactness
 from mammoth_dit.jobs import Job, Outcome, Picture, Watch
 from mammoth_dit.model.weights import load
 from mammoth_dit.stepper import Canvas, Ended
+from mammoth_dit.tickets import Event, Ticket
 from mammoth_serving.checkpoint import Checkpoint
 from mammoth_serving.tiny import Family, checkpoint_files
 from mammoth_wire.errors import Cancelled, MammothError
 from mammoth_wire.params import Diffusion
 
-__all__ = ["SimulatedDevice", "SimulatedSteps", "TinyEngine", "tiny_checkpoint"]
+__all__ = [
+    "SimulatedDevice",
+    "SimulatedSteps",
+    "TinyEngine",
+    "outcome_of",
+    "simulated_job",
+    "story",
+    "tiny_checkpoint",
+]
 
 
 def tiny_checkpoint(path: Path, family: Family = "preview") -> Checkpoint:
@@ -74,6 +83,25 @@ class TinyEngine(Engine):
             answer_start=num_text,
             negative_LH=negative if num_negative else None,
         )
+
+
+def simulated_job(name: str, *, steps: int = 3, side: int = 32) -> Job:
+    """Return a job that only a simulated device draws."""
+    params = Diffusion(side, side, guidance=4.0, cfg_range=(0.0, 1.0), steps=steps)
+    return Job(name, params, 0, torch.zeros(2, 4), torch.tensor([0, 9]), 1)
+
+
+async def story(ticket: Ticket) -> list[Event]:
+    """Return everything that a job is told."""
+    return [event async for event in ticket.events()]
+
+
+async def outcome_of(ticket: Ticket) -> Picture | MammothError:
+    """Return what becomes of a job: its picture, or the error as a value."""
+    try:
+        return await ticket.result()
+    except MammothError as err:
+        return err
 
 
 class SimulatedDevice:
