@@ -10,22 +10,21 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from bench.pages import bring_in, pyplot, save
+
 __all__ = ["main", "table"]
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULT = ROOT / "bench" / "results" / "ar_h200.json"
 PAGE = ROOT / "docs" / "performance-ar.md"
 PLOT = ROOT / "docs" / "images" / "ar-steps.svg"
-BEGIN, END = "<!-- table: make bench-ar -->", "<!-- end of table -->"
 
 
 def main() -> None:
     """Rewrite the plot, and the table between the marks of the page."""
     rows = json.loads(RESULT.read_text())["rows"]
     plot(rows)
-    before, _, rest = PAGE.read_text().partition(BEGIN)
-    _, _, after = rest.partition(END)
-    PAGE.write_text(f"{before}{BEGIN}\n{table(rows)}\n{END}{after}")
+    bring_in(PAGE, "make bench-ar", table(rows))
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
@@ -47,12 +46,7 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
 
 def plot(rows: Sequence[dict[str, Any]]) -> None:
     """Draw milliseconds a step and their floor by KV rows, a panel a family, a colour a context."""
-    import matplotlib as mpl  # here: a table needs no plots
-
-    mpl.use("Agg")
-    mpl.rcParams["svg.hashsalt"] = "mammoth"  # equal results give equal files
-    from matplotlib import pyplot as plt
-
+    plt = pyplot()
     families = list(dict.fromkeys(row["family"] for row in rows))
     figure, axes = plt.subplots(1, len(families), figsize=(4.2 * len(families), 3), squeeze=False, sharey=True)
     for axis, family in zip(axes.flat, families, strict=True):
@@ -73,10 +67,7 @@ def plot(rows: Sequence[dict[str, Any]]) -> None:
         axis.tick_params(labelsize=7)
     axes.flat[0].set_ylabel("ms a step", fontsize=8)
     axes.flat[0].legend(fontsize=7)
-    figure.tight_layout()
-    PLOT.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(PLOT, metadata={"Date": None})
-    plt.close(figure)
+    save(figure, PLOT)
 
 
 if __name__ == "__main__":

@@ -19,7 +19,6 @@ __all__ = ["ceiling", "graphed"]
 
 WIDTH, INNER, HEADS, KEY_HEADS, HEAD = 2520, 10240, 21, 7, 120
 LAYERS, REFINERS = 16, 2
-BACKENDS = (SDPBackend.CUDNN_ATTENTION, SDPBackend.FLASH_ATTENTION)
 
 
 def ceiling(size_px: int, batch: int, backend: SDPBackend) -> Callable[[], None]:

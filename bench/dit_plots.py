@@ -10,22 +10,21 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from bench.pages import bring_in, pyplot, save
+
 __all__ = ["main", "table"]
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULT = ROOT / "bench" / "results" / "dit_h200.json"
 PAGE = ROOT / "docs" / "performance.md"
 PLOT = ROOT / "docs" / "images" / "dit-steps.svg"
-BEGIN, END = "<!-- table: make bench-dit -->", "<!-- end of table -->"
 
 
 def main() -> None:
     """Rewrite the plot, and the table between the marks of the page."""
     rows = json.loads(RESULT.read_text())["rows"]
     plot(rows)
-    before, _, rest = PAGE.read_text().partition(BEGIN)
-    _, _, after = rest.partition(END)
-    PAGE.write_text(f"{before}{BEGIN}\n{table(rows)}\n{END}{after}")
+    bring_in(PAGE, "make bench-dit", table(rows))
 
 
 def table(rows: Sequence[dict[str, Any]]) -> str:
@@ -45,12 +44,7 @@ def table(rows: Sequence[dict[str, Any]]) -> str:
 
 def plot(rows: Sequence[dict[str, Any]]) -> None:
     """Draw milliseconds a picture and step by batch, a panel a size."""
-    import matplotlib as mpl  # here: a table needs no plots
-
-    mpl.use("Agg")
-    mpl.rcParams["svg.hashsalt"] = "mammoth"  # equal results give equal files
-    from matplotlib import pyplot as plt
-
+    plt = pyplot()
     preview = [row for row in rows if row["family"] == "preview"]
     sizes = sorted({row["size"] for row in preview}, reverse=True)
     figure, axes = plt.subplots(1, len(sizes), figsize=(3 * len(sizes), 2.8), squeeze=False)
@@ -68,10 +62,7 @@ def plot(rows: Sequence[dict[str, Any]]) -> None:
         axis.set_xlabel("batch", fontsize=8)
     axes.flat[0].set_ylabel("ms a step and picture", fontsize=8)
     axes.flat[0].legend(fontsize=7)
-    figure.tight_layout()
-    PLOT.parent.mkdir(parents=True, exist_ok=True)
-    figure.savefig(PLOT, metadata={"Date": None})
-    plt.close(figure)
+    save(figure, PLOT)
 
 
 if __name__ == "__main__":

@@ -6,13 +6,13 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from bench.pages import bring_in, pyplot, save
 from bench.scenarios import Scenario
 from mammoth_operator.tuning.closed_loop import Course
 from mammoth_operator.tuning.samples import Sample, percentile
 
 __all__ = ["plot_pair", "plot_traces", "write_table"]
 
-BEGIN, END = "<!-- table: make bench-tuner -->", "<!-- end of table -->"
 BIN_S = 120.0
 
 
@@ -23,13 +23,8 @@ def plot_traces(
     folder: Path,
 ) -> None:
     """Write one picture a trace: p95 by time with the tuner, its cap by time, and every static pair's p95."""
-    import matplotlib as mpl  # here: a benchmark without plots runs without it
+    plt = pyplot()
 
-    mpl.use("Agg")
-    mpl.rcParams["svg.hashsalt"] = "mammoth"  # equal runs write equal files
-    from matplotlib import pyplot as plt
-
-    folder.mkdir(parents=True, exist_ok=True)
     rows = (len(scenarios) + 1) // 2
     figure, axes = plt.subplots(rows, 2, figsize=(12, 2.4 * rows), squeeze=False)
     for axis, scenario, course, static in zip(axes.flat, scenarios, courses, grids, strict=False):
@@ -54,9 +49,7 @@ def plot_traces(
         caps.tick_params(labelsize=7)
     axes.flat[0].legend(fontsize=7)
     figure.supxlabel("hours", fontsize=8)
-    figure.tight_layout()
-    figure.savefig(folder / "tuner-traces.svg", metadata={"Date": None})
-    plt.close(figure)
+    save(figure, folder / "tuner-traces.svg")
 
 
 def _by_time(samples: Sequence[Sample]) -> tuple[list[float], list[float]]:
@@ -90,19 +83,12 @@ def write_table(rows: Sequence[Mapping[str, Any]], plans: Sequence[Mapping[str, 
             f"| {row['name']} | {row['seed']} | {row['promise_s']:.1f} s | {row['p95_s']:.1f} s | {row['mean_gpus']:.2f} "
             f"| {row['exhaustive_gpus']} | {row['gpu_ratio']:.2f} | {row['scalings']} | {row['flaps']} |"
         )
-    text = page.read_text()
-    head, _, rest = text.partition(BEGIN)
-    _, _, tail = rest.partition(END)
-    page.write_text(f"{head}{BEGIN}\n" + "\n".join(lines) + f"\n{END}{tail}")
+    bring_in(page, "make bench-tuner", "\n".join(lines))
 
 
 def plot_pair(real: Sequence[Sample], foretold: Sequence[Sample], folder: Path) -> None:
     """Write latencies and wave sizes of one trace side by side, as the services drew it and as the twin said."""
-    import matplotlib as mpl
-
-    mpl.use("Agg")
-    mpl.rcParams["svg.hashsalt"] = "mammoth"
-    from matplotlib import pyplot as plt
+    plt = pyplot()
 
     figure, (left, right) = plt.subplots(1, 2, figsize=(10, 3.2))
     for label, samples in (("services", real), ("twin", foretold)):
@@ -122,6 +108,4 @@ def plot_pair(real: Sequence[Sample], foretold: Sequence[Sample], folder: Path) 
         )
     right.set_xlabel("pictures in a wave")
     right.set_ylabel("pictures")
-    figure.tight_layout()
-    figure.savefig(folder / "twin-services.svg", metadata={"Date": None})
-    plt.close(figure)
+    save(figure, folder / "twin-services.svg")
