@@ -22,7 +22,7 @@ from mammoth_operator.observed import Child, Parent
 from mammoth_operator.reports import Transport
 from mammoth_operator.revision import digest, references
 from mammoth_operator.situation import Situation, situation_of
-from mammoth_operator.spec import PipelineSpec, SpecError, parse
+from mammoth_operator.spec import MAX_PIXELS, PipelineSpec, SpecError, parse
 from mammoth_operator.status import refusal_status
 from mammoth_operator.tuning.measuring import Profiler
 from mammoth_operator.tuning.observing import Observer, OnPicture
@@ -36,7 +36,6 @@ REFUSED_PERIOD_S = 300.0
 AFTER_ACTING_S = 0.1  # what was written is the next decision's ground, and no watch will say so again
 RECHECK_S = {True: 300.0, False: 5.0}  # by whether the transport of a revision is proven
 CONTENT_S = 20.0
-MOST_PIXELS = 4 * 2**20  # what a class holds that says nothing: no size to measure
 
 logger = logging.getLogger(__name__)
 
@@ -123,7 +122,8 @@ class Reconciler:
         stored = situation.children.get(("ConfigMap", profile_name(parent.key.name)))
         pairs = situation.transport_pairs()
         pair = pairs.get(str(parent.status.get("targetRevision", "")))
-        wanted = [square(item.max_pixels) for item in spec.tuning.slo_classes if item.max_pixels < MOST_PIXELS]
+        # a class that says nothing has the largest: that is no size to measure
+        wanted = [square(item.max_pixels) for item in spec.tuning.slo_classes if item.max_pixels < MAX_PIXELS]
         return self._profiler.of(parent.key, pair, situation.loads, stored.data if stored else {}, wanted)
 
     def _checks(self, situation: Situation) -> dict[str, Transport]:

@@ -11,7 +11,9 @@ from mammoth_operator.names import Pool
 from mammoth_operator.parsing import SpecError, read
 from mammoth_operator.pool_spec import ArPool, DitPool, PoolSpec
 
-__all__ = ["Model", "PipelineSpec", "Rollout", "SpecError", "Tuning", "parse"]
+__all__ = ["MAX_PIXELS", "MAX_STEPS", "Model", "PipelineSpec", "Rollout", "SpecError", "Tuning", "parse"]
+
+MAX_PIXELS, MAX_STEPS = 4 * 2**20, 200  # as the wire has them, whose module would bring gRPC into decisions
 
 PATH = r"^/[A-Za-z0-9._/-]*$"
 CLOCK = r"^([01][0-9]|2[0-3]):[0-5][0-9]$"
@@ -102,8 +104,8 @@ class SloClass:
 
     name: str = text("unique name", max_length=32, pattern=NAME)
     p95_seconds: float = number("95th percentile of the time to a picture", low=0.01, high=3600, whole=False)
-    max_pixels: int = number("largest picture", default=4 * 2**20, low=256, high=4 * 2**20)
-    max_steps: int = number("most denoising steps", default=200, low=1, high=200)
+    max_pixels: int = number("largest picture", default=MAX_PIXELS, low=256, high=MAX_PIXELS)
+    max_steps: int = number("most denoising steps", default=MAX_STEPS, low=1, high=MAX_STEPS)
 
 
 @dataclass(frozen=True, slots=True)

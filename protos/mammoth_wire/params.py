@@ -17,11 +17,12 @@ from mammoth_wire.errors import InvalidRequest
 from mammoth_wire.v1 import image_generation_pb2, types_pb2
 
 __all__ = [
-    "MAX_SEED", "UNBOUNDED", "Bounds", "Conditioning", "Defaults", "Diffusion", "Generation", "conditioning_message",
+    "MAX_PIXELS", "MAX_SEED", "MAX_STEPS", "UNBOUNDED", "Bounds", "Conditioning", "Defaults", "Diffusion", "Generation", "conditioning_message",
     "diffusion_message", "from_message", "neutral_diffusion", "resolve_diffusion", "resolve_generation",
 ]  # fmt: skip
 
 MAX_SEED = 2**63 - 1
+MAX_PIXELS, MAX_STEPS = 4 * 2**20, 200  # of a picture, where a deployment says no less
 MAX_VIOLATIONS = 12  # named in one answer
 FIELDS = (
     "request_id", "prompt", "negative_prompt", "height", "width", "ar_height", "ar_width", "steps", "guidance", "cfg_range",
@@ -37,8 +38,8 @@ class Bounds:
     """What a deployment accepts. None switches a bound off."""
 
     max_side_px: int | None = 2048
-    max_pixels: int | None = 4 * 2**20
-    max_steps: int | None = 200
+    max_pixels: int | None = MAX_PIXELS
+    max_steps: int | None = MAX_STEPS
     max_num_images: int = 8
     max_guidance: float | None = 100.0
     max_prompt_bytes: int = 8192

@@ -16,8 +16,9 @@ from mammoth_operator.fields import camel, declaration, default_of, sparse
 from mammoth_operator.limits import asked
 from mammoth_operator.manifests import Options, Owner, Record, Wanted, desired_objects
 from mammoth_operator.revision import Reference, contract, references, revision_of, spec_of
-from mammoth_operator.spec import PipelineSpec, SpecError, parse
+from mammoth_operator.spec import MAX_PIXELS, MAX_STEPS, PipelineSpec, SpecError, parse
 from mammoth_serving.lifecycle import LIVENESS
+from mammoth_wire import params
 
 ROOT = Path(__file__).resolve().parents[2]
 CHART = ROOT / "charts" / "mammoth-operator"
@@ -31,6 +32,10 @@ SCHEMA = crd.crd()["spec"]["versions"][0]["schema"]["openAPIV3Schema"]["properti
 
 def test_the_chart_holds_what_the_generator_prints():
     assert (CHART / "files" / "crd.yaml").read_text() == crd.text(), "make crd"
+
+
+def test_a_class_is_bounded_as_a_picture_is():
+    assert (MAX_PIXELS, MAX_STEPS) == (params.MAX_PIXELS, params.MAX_STEPS)
 
 
 def test_the_definition_is_small():

@@ -28,18 +28,13 @@ def run(*words: object) -> str:
     return done.output
 
 
+PLAN = ("plan", "--rate", 2.2, "--sizes", "512", "--hours", 0.2, "--slo", "all:1024:12")
+
+
 class TestPlan:
     def test_says_what_to_deploy_and_what_to_expect(self, profile_path):
         out = run(
-            "plan",
-            "--rate",
-            2.2,
-            "--sizes",
-            "512",
-            "--hours",
-            0.2,
-            "--slo",
-            "all:1024:12",
+            *PLAN,
             "--gpus",
             6,
             "--profile",
@@ -51,15 +46,7 @@ class TestPlan:
 
     def test_answers_as_json_and_the_same_again(self, profile_path):
         words = (
-            "plan",
-            "--rate",
-            2.2,
-            "--sizes",
-            "512",
-            "--hours",
-            0.2,
-            "--slo",
-            "all:1024:12",
+            *PLAN,
             "--profile",
             profile_path,
             "--json",

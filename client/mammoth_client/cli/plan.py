@@ -16,11 +16,11 @@ from rich.table import Table
 
 from mammoth_client.kube import Deployments, parse_name
 from mammoth_wire.errors import EngineFailed, InvalidRequest, NotFound
+from mammoth_wire.params import MAX_PIXELS, MAX_STEPS
 
 __all__ = ["plan"]
 
 BAR_WIDTH = 50
-MOST_PIXELS = 4 * 2**20
 
 
 @click.command()
@@ -31,7 +31,7 @@ MOST_PIXELS = 4 * 2**20
 )
 @click.option("--rate", type=click.FloatRange(min=0, min_open=True), help="Pictures a second, instead of a trace.")
 @click.option("--sizes", default="1024", show_default=True, help="Sides in pixels with weights, such as 512:3,1024:1.")
-@click.option("--steps", default=50, show_default=True, type=click.IntRange(1, 200), help="Denoising steps.")
+@click.option("--steps", default=50, show_default=True, type=click.IntRange(1, MAX_STEPS), help="Denoising steps.")
 @click.option(
     "--hours",
     default=1.0,
@@ -111,7 +111,7 @@ def _promise(text: str) -> dict[str, Any]:
     parts = text.split(":")
     if len(parts) != 3 or not parts[1].isdecimal():
         raise InvalidRequest([("slo", f"{text!r} is not NAME:SIDE:SECONDS")])
-    return {"name": parts[0], "max_pixels": min(int(parts[1]) ** 2, MOST_PIXELS), "p95_s": _number(parts[2], "slo")}
+    return {"name": parts[0], "max_pixels": min(int(parts[1]) ** 2, MAX_PIXELS), "p95_s": _number(parts[2], "slo")}
 
 
 def _number(text: str, field: str) -> float:

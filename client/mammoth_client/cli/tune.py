@@ -40,9 +40,9 @@ def explanation(status: Mapping[str, Any]) -> Iterator[str]:
     applied = tuning.get("applied", {})
     yield f"mode {tuning.get('mode', 'unknown')}, epoch {tuning.get('epoch', 0)}, confirmed by {tuning.get('acked', '0/0')} pods"
     if applied:
-        yield f"in force: AR {applied['arMaxNumSeqs']} rows, DiT {applied['ditMaxNumSeqs']} at once, wait {applied['requestBatchMaxWaitMs']:g} ms"
+        yield f"in force: {_caps(applied)}"
     if recommended := tuning.get("recommended"):
-        yield f"recommended: AR {recommended['arMaxNumSeqs']} rows, DiT {recommended['ditMaxNumSeqs']} at once, wait {recommended['requestBatchMaxWaitMs']:g} ms"
+        yield f"recommended: {_caps(recommended)}"
     for item in status.get("conditions", ()):
         if item["type"] == "TuningActive":
             yield f"now: {item['reason']}: {item['message']}"
@@ -55,6 +55,10 @@ def explanation(status: Mapping[str, Any]) -> Iterator[str]:
     yield f"{len(history)} decisions, newest first:" if history else "no decision yet"
     for record in reversed(history):
         yield from _record(record)
+
+
+def _caps(caps: Mapping[str, Any]) -> str:
+    return f"AR {caps['arMaxNumSeqs']} rows, DiT {caps['ditMaxNumSeqs']} at once, wait {caps['requestBatchMaxWaitMs']:g} ms"
 
 
 def _record(record: Mapping[str, Any]) -> Iterator[str]:

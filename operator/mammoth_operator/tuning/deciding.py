@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
@@ -19,7 +19,7 @@ from mammoth_operator.tuning.samples import Observed
 from mammoth_operator.tuning.sizing import sized
 from mammoth_operator.tuning.standing import Standing
 from mammoth_operator.tuning.twin import Plant, Setting
-from mammoth_operator.tuning.verdict import Verdict, goal_of, reach, verdict
+from mammoth_operator.tuning.verdict import Verdict, goal_of, reach, under, verdict
 
 __all__ = ["Ground", "Tuned", "tuned"]
 
@@ -78,10 +78,7 @@ def tuned(ground: Ground, previous: Mapping[str, Any], now: datetime) -> Tuned:
         bounds=there.problem,
     )
     words = verdict(standing, known, ground.within, there, setting, plant, now)
-    caps = words.caps
-    setting = replace(
-        setting, ar_max_num_seqs=caps.ar_max_num_seqs, dit_max_num_seqs=caps.dit_max_num_seqs, wait_ms=caps.request_batch_max_wait_ms
-    )  # fmt: skip
+    setting = under(setting, words.caps)
     held = bool(ground.rolling) or spec.paused or bool(standing.silent) or bool(standing.old)
     scaling = sized(spec, previous.get("scaling", {}), ground.observed, ground.profiled.profile, setting, goal_of(spec.tuning), plant, now, hold=held)  # fmt: skip
     return Tuned(words, _capacity(ground, previous.get("capacity", {}), setting, plant), scaling)

@@ -5,20 +5,20 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Literal
 
+from mammoth_operator.spec import MAX_PIXELS, MAX_STEPS
 from mammoth_operator.tuning.objective import Promise, class_of
 from mammoth_operator.tuning.samples import Sample
 
 __all__ = ["Result", "promises_of", "result_of"]
 
 Result = Literal["kept", "late", "failed"]
-MOST_PIXELS, MOST_STEPS = 4 * 2**20, 200
 
 
 def promises_of(spec: Mapping[str, Any]) -> tuple[Promise, ...]:
     """Return the promises of a spec as it is written, which the schema has checked."""
     classes = (spec.get("tuning") or {}).get("sloClasses") or ()
     return tuple(
-        Promise(item["name"], item["p95Seconds"], item.get("maxPixels", MOST_PIXELS), item.get("maxSteps", MOST_STEPS))
+        Promise(item["name"], item["p95Seconds"], item.get("maxPixels", MAX_PIXELS), item.get("maxSteps", MAX_STEPS))
         for item in classes
     )
 

@@ -16,7 +16,7 @@ from mammoth_operator.tuning.standing import Standing, bounds_problem, frozen_un
 from mammoth_operator.tuning.tuner import Answer, Guard, Limits, Measured, is_due, tune
 from mammoth_operator.tuning.twin import Plant, Setting
 
-__all__ = ["Reach", "Verdict", "goal_of", "guard_of", "reach", "verdict"]
+__all__ = ["Reach", "Verdict", "goal_of", "guard_of", "reach", "under", "verdict"]
 
 MAX_WAIT_MS = 10_000.0
 Status = dict[str, Any]
@@ -129,7 +129,7 @@ def verdict(
     if not is_due(now_s, observed.weighed_s, observed.num_new, guard) and previous.get("said"):
         return Verdict(caps, ("True", "Watching", previous["said"]), kept)
     answer = tune(
-        Measured(now_s, observed.samples), replace(setting, ar_max_num_seqs=caps.ar_max_num_seqs, dit_max_num_seqs=caps.dit_max_num_seqs, wait_ms=caps.request_batch_max_wait_ms),
+        Measured(now_s, observed.samples), under(setting, caps),
         there.limits, profile, history, goal=goal_of(tuning), guard=guard, plant=plant,
     )  # fmt: skip
     if not answer.weighed:
@@ -197,6 +197,16 @@ def _tuned(previous: Mapping[str, Any], base: Caps, there: Reach) -> Caps | None
         int(min(max(raw["arMaxNumSeqs"], limits.ar[0]), limits.ar[1])),
         int(min(max(raw["ditMaxNumSeqs"], limits.dit[0]), limits.dit[1])),
         min(max(float(raw["requestBatchMaxWaitMs"]), limits.wait_ms[0]), limits.wait_ms[1]),
+    )
+
+
+def under(setting: Setting, caps: Caps) -> Setting:
+    """Return `setting` with these caps."""
+    return replace(
+        setting,
+        ar_max_num_seqs=caps.ar_max_num_seqs,
+        dit_max_num_seqs=caps.dit_max_num_seqs,
+        wait_ms=caps.request_batch_max_wait_ms,
     )
 
 
