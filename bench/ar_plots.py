@@ -62,9 +62,9 @@ def plot(rows: Sequence[dict[str, Any]]) -> None:
             axis.set_xscale("log", base=2)
             axis.set_xticks(counts, [str(count) for count in counts])
         axis.set_title(f"{family}; dotted: floor", fontsize=9)
-        axis.set_ylim(bottom=0)
         axis.set_xlabel("KV rows", fontsize=8)
         axis.tick_params(labelsize=7)
+    axes.flat[0].set_ylim(bottom=0)  # once all is drawn: panels share it, and setting it ends its growth
     axes.flat[0].set_ylabel("ms a step", fontsize=8)
     axes.flat[0].legend(fontsize=7)
     save(figure, PLOT)

@@ -101,7 +101,7 @@ def _sizes(text: str) -> dict[str, float]:
     for part in text.split(","):
         side, _, weight = part.partition(":")
         if not side.strip().isdecimal() or int(side) < 16:
-            raise InvalidRequest([("sizes", f"{part!r} is not SIDE or SIDE:WEIGHT")])
+            raise InvalidRequest([("sizes", f"{part!r} is not SIDE or SIDE:WEIGHT, a side in pixels from 16 on")])
         out[side.strip()] = _number(weight or "1", "sizes")
     return out
 
