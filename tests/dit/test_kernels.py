@@ -7,6 +7,7 @@ import torch
 
 from mammoth_dit.fast.ops import MASKED, HeadLayout, Quantized, ReferenceOps
 from mammoth_dit.testing import TinyEngine
+from mammoth_dit.tiling import Tiling, decode_tiled
 
 pytest.importorskip("triton")
 from mammoth_dit.fast import decoder  # after the check that Triton is there
@@ -87,10 +88,12 @@ def test_the_fused_group_norm_agrees_with_the_stock_one(silu):
     assert differ(flat, expected.flatten(2)) <= 1e-4
 
 
-def test_a_fused_decoder_decodes_the_same(tmp_path):
+def test_a_fused_decoder_decodes_the_same_whole_and_in_tiles(tmp_path):
     tiny = TinyEngine(tmp_path, dtype=torch.float32)
-    latents = torch.randn(1, 16, 4, 6)
+    latents = torch.randn(1, 16, 2, 6)
     with torch.inference_mode():
         made = decoder.fused(tiny._model.vae)
         assert not any(isinstance(module, torch.nn.GroupNorm | torch.nn.SiLU) for module in made.modules())
         torch.testing.assert_close(made(latents), tiny._model.vae(latents), rtol=0, atol=1e-4)
+        both = (decode_tiled(vae, latents, Tiling(max_latents=8, overlap=2)) for vae in (made, tiny._model.vae))
+        torch.testing.assert_close(*both, rtol=0, atol=1e-4)

@@ -1,6 +1,6 @@
 """Own the way from final latents to pixels: decoded on a stream of its own, so that the next picture's steps do not wait.
 
-On the CPU everything happens at once. A picture's latents are decoded alone: that bounds the memory peak.
+On the CPU everything happens at once. A picture's latents are decoded alone, a large one's in tiles: that bounds the peak.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from torch import Tensor
 from mammoth_dit.isolation import failed
 from mammoth_dit.jobs import Outcome, Picture
 from mammoth_dit.model.vae import ImageDecoder, to_rgb
+from mammoth_dit.tiling import Tiling, decode_tiled
 
 __all__ = ["Finisher", "Pending"]
 
@@ -54,12 +55,14 @@ class Pending:
 class Finisher:
     """Turns latents into pictures."""
 
-    def __init__(self, vae: ImageDecoder, device: torch.device) -> None:
-        self._vae, self._device = vae, device
+    def __init__(self, vae: ImageDecoder, device: torch.device, *, tiling: Tiling = Tiling()) -> None:
+        self._vae, self._device, self._tiling = vae, device, tiling
         self._stream = torch.cuda.Stream(device, priority=LOWEST_PRIORITY) if device.type == "cuda" else None
 
     def decode(self, latents_1Chw: Tensor) -> Tensor:
         """Return the image [3, H, W], nominally in [-1, 1]."""
+        if not self._tiling.is_whole(*latents_1Chw.shape[2:]):
+            return decode_tiled(self._vae, latents_1Chw, self._tiling)
         image: Tensor = self._vae(latents_1Chw)[0]
         return image
 

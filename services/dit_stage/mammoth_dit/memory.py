@@ -8,12 +8,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mammoth_dit.model.config import ModelConfig
+from mammoth_dit.model.config import LATENT_FACTOR, ModelConfig
+from mammoth_dit.tiling import Tiling
 
 __all__ = ["Memory", "decode_bytes", "step_bytes"]
 
 STREAM_COPIES = 5  # of a token at model width: stream and branch, before and after, and the normed input of a product
 DECODE_COPIES = 7  # of a full-size layer: input, output, their channels-last copies, norm and activation
+MIDDLE_COPIES = (
+    10  # of a layer of latents in the decoder's middle: beside the above, queries, keys, values of attention
+)
+IMAGE_ITEM_BYTES = 4  # of the three channels that tiles are summed in
 TYPICAL_CAPTION_TOKENS = 1024  # more than captions have: an estimate that errs on the safe side
 HELD_BACK = 0.1  # of the free memory: allocator rounding, library workspaces
 
@@ -28,11 +33,20 @@ def step_bytes(config: ModelConfig, height_px: int, width_px: int, *, rows: int 
 
 
 def decode_bytes(config: ModelConfig, height_px: int, width_px: int, *, item_bytes: int = 2) -> int:
-    """Return the peak of decoding one picture beyond the weights; 0 without a decoder."""
+    """Return the peak of decoding one picture beyond the weights; 0 without a decoder.
+
+    A picture in tiles counts as the largest tile there may be, so that a larger picture never needs less. Beside it lie the
+    sum of the tiles and what the decoder's middle, which stays whole, made.
+    """
     if config.vae is None:
         return 0
-    [channels, *_] = config.vae.get("block_out_channels", (64,))
-    return height_px * width_px * int(channels) * item_bytes * DECODE_COPIES
+    channels = [int(count) for count in config.vae.get("block_out_channels", (64,))]
+    num_pixels, tile_pixels = height_px * width_px, Tiling().max_latents * LATENT_FACTOR**2
+    at_once = min(num_pixels, tile_pixels) * channels[0] * item_bytes * DECODE_COPIES
+    if num_pixels <= tile_pixels:
+        return at_once
+    middle = num_pixels // LATENT_FACTOR**2 * channels[-1] * item_bytes
+    return max(at_once + middle + 3 * num_pixels * IMAGE_ITEM_BYTES, MIDDLE_COPIES * middle)
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,8 @@ from torch import Tensor, nn
 from mammoth_dit.fast.graphs import captured
 from mammoth_dit.finishing import Finisher
 from mammoth_dit.model.config import LATENT_FACTOR
-from mammoth_dit.model.vae import ImageDecoder
+from mammoth_dit.model.vae import ImageDecoder, SharesMoments
+from mammoth_dit.tiling import Tiling
 
 __all__ = ["FastFinisher", "FusedGroupNorm", "fused"]
 
@@ -58,7 +59,7 @@ def _apply(x, out, scale, shift, num_pixels, C: tl.constexpr, SILU: tl.constexpr
     tl.store(out + at, y.to(out.dtype.element_ty), mask=here)
 
 
-class FusedGroupNorm(nn.Module):
+class FusedGroupNorm(nn.Module, SharesMoments):
     """GroupNorm over [B, C, N] or [B, C, h, w] with channels last in memory, then silu where asked."""
 
     def __init__(self, norm: nn.GroupNorm, *, silu: bool) -> None:
@@ -70,35 +71,44 @@ class FusedGroupNorm(nn.Module):
         pixels_BNC = x.flatten(2).transpose(1, 2).contiguous()
         batch, num_pixels, channels = pixels_BNC.shape
         block = max(1, BLOCK_VALUES // channels)
-        num_blocks = triton.cdiv(num_pixels, block)
-        mean, spread = (x.new_empty((batch, num_blocks, self.num_groups), dtype=torch.float32) for _ in range(2))
-        grid = (num_blocks, batch)
-        _moments[grid](pixels_BNC, mean, spread, num_pixels, C=channels, G=self.num_groups, BLOCK=block, num_warps=8)
-        scale_BC, shift_BC = self._line(mean, spread, num_pixels, block, channels)
+        grid = (triton.cdiv(num_pixels, block), batch)
+        if self.moments is None:
+            mean_BG, variance_BG = self._measure(pixels_BNC)
+        else:
+            mean_BG, variance_BG = self.moments.of(self, lambda: self._measure(pixels_BNC))
+        each = channels // self.num_groups
+        scale_BC = torch.rsqrt(variance_BG + self.eps).repeat_interleave(each, 1) * self.weight.float()
+        shift_BC = self.bias.float() - mean_BG.repeat_interleave(each, 1) * scale_BC
         out_BNC = torch.empty_like(pixels_BNC)
         _apply[grid](
             pixels_BNC, out_BNC, scale_BC, shift_BC, num_pixels, C=channels, SILU=self.silu, BLOCK=block, num_warps=8
         )
         return out_BNC.transpose(1, 2).unflatten(2, x.shape[2:]) if x.dim() > 3 else out_BNC.transpose(1, 2)
 
-    def _line(self, mean: Tensor, spread: Tensor, num_pixels: int, block: int, channels: int) -> tuple[Tensor, Tensor]:
-        """Join the blocks' moments, and return what each channel is multiplied with and shifted by, [B, C]."""
+    def _measure(self, pixels_BNC: Tensor) -> tuple[Tensor, Tensor]:
+        """Return mean and variance of each group, [B, G] float32: of blocks of pixels, then joined."""
+        batch, num_pixels, channels = pixels_BNC.shape
+        block = max(1, BLOCK_VALUES // channels)
+        num_blocks = triton.cdiv(num_pixels, block)
+        mean, spread = (
+            pixels_BNC.new_empty((batch, num_blocks, self.num_groups), dtype=torch.float32) for _ in range(2)
+        )
+        _moments[(num_blocks, batch)](
+            pixels_BNC, mean, spread, num_pixels, C=channels, G=self.num_groups, BLOCK=block, num_warps=8
+        )
         each = channels // self.num_groups
-        counts = torch.full((mean.shape[1], 1), float(block), device=mean.device)
-        counts[-1] = num_pixels - block * (mean.shape[1] - 1)
-        weights = counts / num_pixels
-        mean_BG = (mean * weights).sum(1)
+        counts = torch.full((num_blocks, 1), float(block), device=mean.device)
+        counts[-1] = num_pixels - block * (num_blocks - 1)
+        mean_BG = (mean * (counts / num_pixels)).sum(1)
         variance_BG = (spread.sum(1) / each + ((mean - mean_BG[:, None]).square() * counts).sum(1)) / num_pixels
-        mean_BC = mean_BG.repeat_interleave(each, 1)
-        scale_BC = torch.rsqrt(variance_BG + self.eps).repeat_interleave(each, 1) * self.weight.float()
-        return scale_BC, self.bias.float() - mean_BC * scale_BC
+        return mean_BG, variance_BG
 
 
 class FastFinisher(Finisher):
     """Decodes with the fused decoder; up to MAX_GRAPHED_PIXELS, where launches are what takes the time, as a graph a size."""
 
-    def __init__(self, vae: ImageDecoder, device: torch.device) -> None:
-        super().__init__(fused(vae), device)
+    def __init__(self, vae: ImageDecoder, device: torch.device, *, tiling: Tiling = Tiling()) -> None:
+        super().__init__(fused(vae), device, tiling=tiling)
         self._graphs: OrderedDict[torch.Size, tuple[torch.cuda.CUDAGraph, Tensor, tuple[Tensor, Tensor]]] = (
             OrderedDict()
         )
