@@ -153,13 +153,15 @@ class DitStage:
 
     def _load(self, checkpoint: Checkpoint) -> Engine:
         dtype: torch.dtype = getattr(torch, self._settings.dtype_name)
-        return open_engine(
+        engine = open_engine(
             load(checkpoint, dtype=dtype, device=self._settings.device),
             kernels=self._settings.kernels,
             exactness=self._settings.exactness,
             precision=self._settings.precision,
             step_cache=self._settings.step_cache,
         )
+        engine.release()  # what the engine has laid out anew, as it was loaded
+        return engine
 
     def _batcher(self, engine: Engine, policy: Policy) -> Batcher:
         if self._settings.batching == "request":

@@ -21,6 +21,7 @@ from mammoth_dit import sampling
 from mammoth_dit.engine import Drawing, Engine, Exactness, Prepared
 from mammoth_dit.fast.attention import fastest
 from mammoth_dit.fast.exactness import Exact
+from mammoth_dit.fast.fallback import sharing
 from mammoth_dit.fast.graphs import Graphs, Units
 from mammoth_dit.fast.layout import BUCKET_TOKENS, UnitShape, units
 from mammoth_dit.fast.modulation import vectors_NVD
@@ -79,11 +80,18 @@ class FastEngine(Engine):
         step_cache: StepCaching = "off",
         graphs: bool = True,
     ) -> None:
-        """`precision` is that of the blocks' products, where bf16 means the model's own. `graphs` False runs operation by operation, as on the CPU. Raises RuntimeError when no kernel fits the model."""
+        """`precision` is that of the blocks' products, where bf16 means the model's own. `graphs` False runs operation by operation, as on the CPU.
+
+        The blocks' matrices are laid out anew, the decoder is copied; nothing here keeps `model`'s own. Raises RuntimeError when
+        no kernel fits the model.
+        """
         super().__init__(model, exactness=exactness)
         config = self.config.transformer
         weights = Weights.of(self._transformer, config)
         self._weights = weights.quantized() if precision == "fp8" else weights
+        if precision == "bf16":  # else the plain path's matrices are the only ones that are not quantized
+            self._transformer = sharing(self._transformer, weights)
+        self._model = replace(model, transformer=self._transformer, vae=None)
         self._multiple = BUCKET_TOKENS if self._weights.heads.has_spare else 1
         self._attention = fastest(self._weights.heads, TYPICAL_TOKENS, self.dtype, self.device)
         self.network = network = Network(

@@ -22,7 +22,7 @@ from mammoth_dit.model.config import TransformerConfig
 from mammoth_dit.model.layers import wide
 from mammoth_dit.model.transformer import DiffusionTransformer
 
-__all__ = ["Block", "Linear", "QuantizedLinear", "Weights", "aligned", "head_layout"]
+__all__ = ["Block", "Linear", "Product", "QuantizedLinear", "Weights", "aligned", "head_layout", "modulated"]
 
 ALIGNMENT = 128
 MIN_TOKENS = 512  # of a product over the inner width: with fewer, libraries split the sum and round in another order
@@ -148,8 +148,8 @@ class Weights:
             width=width,
             heads=heads,
             embed=Linear(_rows(embed.weight, width), pad(embed.bias, (0, width - embed.out_features))),
-            refiner=[Block.of(block, heads, width) for block in _blocks(model.noise_refiner)],
-            layers=[Block.of(block, heads, width) for block in _blocks(model.layers)],
+            refiner=[Block.of(block, heads, width) for block in modulated(model.noise_refiner)],
+            layers=[Block.of(block, heads, width) for block in modulated(model.layers)],
             head=Linear(_columns(head.weight, width), head.bias),
         )
 
@@ -163,7 +163,8 @@ def head_layout(config: TransformerConfig) -> HeadLayout:
     return HeadLayout(config.num_attention_heads, config.num_kv_heads, config.head_dim)
 
 
-def _blocks(modules: torch.nn.ModuleList) -> list[ModulatedBlock]:
+def modulated(modules: torch.nn.ModuleList) -> list[ModulatedBlock]:
+    """Return the blocks of a list, by their type."""
     blocks = []
     for module in modules:
         assert isinstance(module, ModulatedBlock)
