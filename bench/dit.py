@@ -163,7 +163,7 @@ def peers(results: Results) -> None:
         print(rows[-1], flush=True)
     results.write()
     for block in (*model.layers, *model.noise_refiner):
-        block.compile()
+        block.compile(dynamic=False)  # a program a length: what serves a few sizes would choose
     for row in rows[:2]:
         compiled_ms = statistics.median(measure(peer_step(model, row["size"], row["batch"]), repeats=3, warm_up=3))
         row["compiled_ms"] = round(compiled_ms, 2)

@@ -20,11 +20,12 @@ from mammoth_dit.model.weights import Model, build
 from mammoth_serving.tiny import Family, tiny_config
 from mammoth_wire.params import Diffusion
 
-__all__ = ["CAPTION_TOKENS", "job", "real_config", "real_model"]
+__all__ = ["CAPTION_TOKENS", "SIZE", "job", "real_config", "real_model"]
 
 CAPTION_TOKENS = 205  # 77 of text, 128 queries
 NUM_QUERIES = 128
 SEED = 7
+SIZE = 1024  # pixels of a side, where a part takes one size
 
 
 def real_config(family: Family) -> dict[str, Any]:

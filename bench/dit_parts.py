@@ -4,47 +4,42 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import json
 import random
 import statistics
-import tempfile
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors.torch import save_file
 from torch import Tensor
 from torch.profiler import ProfilerActivity
 from torch.profiler import profile as profiled
 
-from bench.dit_model import job, real_config
-from mammoth_dit import png, sampling
+from bench.dit_finishing import finishing, tiles
+from bench.dit_model import SIZE, job
+from bench.dit_start import graphs, loading
+from mammoth_dit import sampling
 from mammoth_dit.batching import Batcher
 from mammoth_dit.engine import Engine
-from mammoth_dit.fast.decoder import FastFinisher
 from mammoth_dit.fast.engine import FastEngine
 from mammoth_dit.fast.kernels import TritonOps
 from mammoth_dit.fast.ops import MASKED, HeadLayout, Quantized, ReferenceOps
 from mammoth_dit.fast.rows import inputs_of
 from mammoth_dit.fast.step_cache import StepCache
 from mammoth_dit.jobs import Job, Picture
-from mammoth_dit.memory import decode_bytes, step_bytes
+from mammoth_dit.memory import step_bytes
 from mammoth_dit.model.embeddings import patchify, unpatchify
-from mammoth_dit.model.weights import PREFIXES, Model, load
+from mammoth_dit.model.weights import Model
 from mammoth_dit.step_batching import StepBatcher
 from mammoth_dit.stepper import Stepper
-from mammoth_serving.checkpoint import Checkpoint
 from mammoth_serving.device import DeviceWorker
 from mammoth_wire.errors import DeadlineExceeded, ShapeTooLarge
 
 __all__ = ["PARTS", "profile"]
 
 Measure = Callable[..., list[float]]
-SIZE, PARITY_SIZE = 1024, (512, 512)
+PARITY_SIZE = (512, 512)
 NUM_JOBS, MEAN_GAP_S, SERVED_SIZES = 200, 0.085, (256, 512)
 WAITS = ("Synchronize", "_local_scalar_dense", "Memcpy DtoH")
 
@@ -145,49 +140,6 @@ def step_cache(results: Any, model: Model, measure: Measure) -> None:
     results.tables["step_cache"] = table
 
 
-def finishing(results: Any, model: Model, measure: Measure) -> None:
-    """Time the decoder, the file, and what a finished picture costs the next one."""
-    assert model.vae is not None
-    latents = torch.randn(1, 16, SIZE // 8, SIZE // 8, device="cuda", dtype=torch.bfloat16)
-    torch.cuda.synchronize()
-    vae = model.vae
-    results.figures["vae_plain_ms"] = round(statistics.median(measure(lambda: vae(latents), repeats=3)), 2)
-    finisher = FastFinisher(vae, torch.device("cuda"))
-    torch.cuda.empty_cache()
-    torch.cuda.reset_peak_memory_stats()
-    before = torch.cuda.memory_allocated()
-    finisher.decode(latents)
-    torch.cuda.synchronize()
-    results.figures["vae_peak_bytes"] = torch.cuda.max_memory_allocated() - before
-    made = [finisher.begin(latents, 0.0).outcome() for _ in range(5)]
-    assert all(isinstance(picture, Picture) for picture in made)
-    results.figures["vae_ms"] = round(1000 * statistics.median(picture.decode_s for picture in made[2:]), 2)
-    results.figures["vae_model_bytes"] = decode_bytes(model.config, SIZE, SIZE)
-    began = time.perf_counter()
-    png.encode(made[0].rgb)
-    results.figures["png_noise_ms"] = round(1000 * (time.perf_counter() - began), 1)
-    engine = FastEngine(model)
-    for size, num_steps in ((SIZE, 20), (256, 50)):
-        jobs = [job(model, (size, size), steps=num_steps, seed=seed) for seed in range(4)]
-        engine.sample(jobs[:2])
-        began = time.perf_counter()
-        engine.sample(jobs)
-        sampled_s = time.perf_counter() - began
-        torch.cuda.synchronize()
-        began = time.perf_counter()
-        for each in jobs:
-            drawing = engine.begin([engine.prepare(each)])
-            for _ in range(num_steps):
-                engine.advance([drawing])
-        torch.cuda.synchronize()
-        stepped_s = time.perf_counter() - began
-        picture_ms = 1000 * (sampled_s - stepped_s) / len(jobs)
-        step_ms = 1000 * stepped_s / len(jobs) / num_steps
-        results.figures[f"finish_{size}_ms"] = round(picture_ms, 2)
-        results.figures[f"finish_{size}_share_of_50_steps"] = round(picture_ms / (50 * step_ms), 4)
-    print({name: value for name, value in results.figures.items() if "finish" in name or "vae" in name})
-
-
 def syncs(results: Any, model: Model, measure: Measure) -> None:
     """Count what makes the host wait inside the step loop."""
     engine = FastEngine(model)
@@ -227,34 +179,6 @@ def faults(results: Any, model: Model, measure: Measure) -> None:
     results.figures["oom_recovers"] = isinstance(again, Picture)
     results.figures["step_model_bytes"] = step_bytes(model.config, SIZE, SIZE)
     print({name: value for name, value in results.figures.items() if "oom" in name}, refused)
-
-
-def loading(results: Any, model: Model, measure: Measure) -> None:
-    """Write the weights to the local disk as a checkpoint, and time the way from there to the first picture."""
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder)
-        state: dict[str, Tensor] = {}
-        for part, module in (("transformer", model.transformer), ("refiner", model.refiner), ("vae", model.vae)):
-            if module is not None:
-                state |= {PREFIXES[part] + name: value.cpu() for name, value in module.state_dict().items()}
-        save_file(state, path / "model.safetensors")
-        (path / "config.json").write_text(json.dumps(real_config("preview")))
-        num_bytes = (path / "model.safetensors").stat().st_size
-        torch.cuda.reset_peak_memory_stats()
-        before, began = torch.cuda.memory_allocated(), time.perf_counter()
-        loaded = load(Checkpoint.open(path), dtype=torch.bfloat16, device="cuda")
-        torch.cuda.synchronize()
-        load_s = time.perf_counter() - began
-        results.figures["load_peak_to_weights"] = round((torch.cuda.max_memory_allocated() - before) / num_bytes, 3)
-        engine = FastEngine(loaded)
-        engine.sample([job(model, (SIZE, SIZE), steps=1)])
-        first_s = time.perf_counter() - began
-    results.figures |= {
-        "load_s": round(load_s, 2),
-        "load_gb_per_s": round(num_bytes / load_s / 1e9, 2),
-        "start_to_first_picture_s": round(first_s, 2),
-    }
-    print({name: value for name, value in results.figures.items() if "load" in name or "start" in name})
 
 
 def modes(results: Any, model: Model, measure: Measure) -> None:
@@ -381,6 +305,8 @@ PARTS: Mapping[str, Callable[[Any, Model, Measure], None]] = {
     "kernels": kernels,
     "syncs": syncs,
     "finishing": finishing,
+    "tiles": tiles,
+    "graphs": graphs,
     "fp8": fp8,
     "step_cache": step_cache,
     "parity": parity,
