@@ -99,7 +99,7 @@ def test_no_number_of_the_tiny_config_is_special(changes, tmp_path):
     together = latents(engine, company)
     for row, job in enumerate(company):
         torch.testing.assert_close(together[row, None], latents(engine, [job]), rtol=0, atol=1e-10)
-    assert all(isinstance(outcome, Picture) for outcome in engine.sample(company))
+    assert all(isinstance(outcome, Picture) for outcome in engine.sample(company[:1]))
 
 
 def synthetic(engine: Engine, num_text: int, num_image: int) -> Job:

@@ -165,10 +165,10 @@ def arrivals(seed: int) -> list[tuple[float, Job, float | None]]:
     """200 jobs of mixed sizes, steps and deadlines at about nine tenths of what the device can take."""
     dice, at, made = random.Random(seed), 0.0, []
     for number in range(200):
-        side, steps = dice.choice([256, 256, 512, 1024]), dice.choice([10, 30, 50])
+        side, steps = dice.choice([256, 256, 512, 1024]), dice.choice([4, 12, 20])
         length_s = H200_MS[side][1] * steps / 1000
-        at += dice.expovariate(1 / 0.62)
-        deadline = at + dice.uniform(20, 60) * max(length_s, 0.5) if dice.random() < 0.3 else None
+        at += dice.expovariate(1 / 0.25)
+        deadline = at + dice.uniform(20, 60) * max(length_s, 0.2) if dice.random() < 0.3 else None
         made.append((at, job(str(number), side=side, steps=steps), deadline))
     return made
 
