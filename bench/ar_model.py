@@ -19,7 +19,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from mammoth_ar.conditioning import Scope
-from mammoth_ar.fast.step import Cut
+from mammoth_ar.fast.cuts import best
 from mammoth_ar.fast.weights import StepWeights
 from mammoth_ar.model.config import Family, LLMConfig
 from mammoth_ar.model.decoder import Decoder
@@ -56,7 +56,7 @@ TEXT: dict[Family, dict[str, Any]] = {
         "moe_type": "ffn-18:36",
     },
 }
-ROWS = Cut().rows
+ROWS = best("preview", "bf16").rows
 NORM_SPREAD, BIAS_SPREAD = 0.05, 0.1
 NUM_REPEATS = 9
 
@@ -109,15 +109,16 @@ def read_rate() -> float:
 
 def floor_ms(weights: StepWeights) -> float:
     """Return the milliseconds of one step's products alone, a full bucket of rows."""
-    products = [m for layer in weights.layers for m in (layer.heads, layer.out, layer.gated, layer.down)]
+    products = [m for layer in weights.layers for m in (layer.heads, layer.out, layer.gated, layer.down)] + [
+        weights.head
+    ]
     inputs: dict[int, Tensor] = {
-        inner: torch.randn(ROWS, inner, dtype=torch.bfloat16, device="cuda")
-        for inner in {m.shape[1] for m in [*products, weights.head]}
+        inner: torch.randn(ROWS, inner, dtype=torch.bfloat16, device="cuda") for inner in {m.shape[1] for m in products}
     }
 
     def step() -> None:
-        for weight_NK in [*products, weights.head]:
-            functional.linear(inputs[weight_NK.shape[1]], weight_NK)
+        for matrix in products:
+            functional.linear(inputs[matrix.shape[1]], matrix.values)
 
     return float(np.median(graph_ms(step)))
 

@@ -10,6 +10,7 @@ import torch
 
 from mammoth_ar.conditioning import Scope
 from mammoth_ar.engine import Engine, Exactness
+from mammoth_ar.fast.weights import Storage
 from mammoth_ar.model.decoder import Decoder
 from mammoth_wire.errors import EngineFailed
 
@@ -35,8 +36,11 @@ def open_engine(
     prefill_chunk_tokens: int = 256,
     kernels: Kernels = "auto",
     exactness: Exactness = "strict",
+    weights: Storage = "bf16",
 ) -> Engine:
     """Return an engine over `decoder`. `auto` takes the fast path for bfloat16 on a GPU; `fast` takes it anywhere.
+
+    `weights` is how the fast path stores its matrices; the plain path keeps them as they were loaded.
 
     What keeps the fast path from starting (no compiler, no room, a row whose bits depend on its company under `strict`) is
     logged, and the plain path runs. Raises CheckpointError when `scope` lies outside the generation vocabulary.
@@ -48,19 +52,19 @@ def open_engine(
         "prefill_chunk_tokens": prefill_chunk_tokens,
     }
     if kernels == "fast" or (kernels == "auto" and weight.is_cuda and weight.dtype is torch.bfloat16):
-        if (fast := _fast(decoder, scope, sizes, exactness)) is not None:
+        if (fast := _fast(decoder, scope, sizes, exactness, weights)) is not None:
             return fast
         gc.collect()  # its launches refer to it: what it had allocated makes room for the plain engine
     return Engine(decoder, scope, **sizes, exactness=exactness)
 
 
-def _fast(decoder: Decoder, scope: Scope, sizes: _Sizes, exactness: Exactness) -> Engine | None:
+def _fast(decoder: Decoder, scope: Scope, sizes: _Sizes, exactness: Exactness, weights: Storage) -> Engine | None:
     """Return the fast engine, or None where it does not start or is not exact."""
     try:
         from mammoth_ar.fast.engine import FastEngine  # imports a compiler that a machine without a GPU may lack
         from mammoth_ar.fast.verify import is_exact
 
-        fast = FastEngine(decoder, scope, **sizes)
+        fast = FastEngine(decoder, scope, **sizes, weights=weights)
         if exactness == "tolerant" or is_exact(fast):
             return fast
         logger.error("the plain path runs: on the fast one a row's bits depend on its company here")

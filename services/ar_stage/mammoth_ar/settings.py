@@ -20,7 +20,7 @@ class ArSettings(ServingSettings):
     kernels: Literal["auto", "plain", "fast"] = setting(
         "auto: fast for bfloat16 on a GPU, plain elsewhere; what cannot run fast runs plain", default="auto"
     )
-    weights: Literal["bf16"] = setting("storage of the weights on a GPU", default="bf16")
+    weights: Literal["bf16", "fp8"] = setting("storage of the layers' matrices in the fast path", default="bf16")
     head_alignment: Literal["concat", "aligned"] = setting("which gen_head row scores an id (Dev)", default="concat")
     max_context: int = setting("positions of a row: prompt, grid and one", default=8192, low=16, high=262_144)
     prefill_chunk: int = setting("prompt tokens of one prefill call", default=256, low=1, high=8192)

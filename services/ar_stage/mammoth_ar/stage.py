@@ -177,6 +177,7 @@ class ArStage:
             prefill_chunk_tokens=self._settings.prefill_chunk,
             kernels=self._settings.kernels,
             exactness=self._settings.exactness,
+            weights=self._settings.weights,
         )
 
     def _idle_s(self) -> float:

@@ -89,8 +89,8 @@ def fast_engine(decoder: Decoder, scope: Scope, *, num_slices: int = 1, **option
 
     With `num_slices` 2 every kind of cut is there all the same: slices, pieces, tiles, groups of rows.
     """
+    from mammoth_ar.fast.cuts import Cut, Tiles
     from mammoth_ar.fast.engine import FastEngine  # imports a compiler that a machine without a GPU may lack
-    from mammoth_ar.fast.step import Cut, Tiles
 
     wide = Tiles(64 if num_slices > 1 else 128, 64 if num_slices > 1 else 128, num_slices, 4, 1)
     cut = Cut(

@@ -20,12 +20,13 @@ import torch
 from mammoth_ar.cache import RowWindow
 from mammoth_ar.conditioning import Scope
 from mammoth_ar.engine import DeviceLost, Engine
+from mammoth_ar.fast.cuts import Cut, best
 from mammoth_ar.fast.delivery import CHUNK, NUM_KEPT, Copies, Delivery
 from mammoth_ar.fast.graph import recorded
 from mammoth_ar.fast.prefill import LENGTHS, PaddedPrefill
 from mammoth_ar.fast.state import RowState
-from mammoth_ar.fast.step import Cut, Step
-from mammoth_ar.fast.weights import merge
+from mammoth_ar.fast.step import Step
+from mammoth_ar.fast.weights import Storage, merge
 from mammoth_ar.model.decoder import Decoder, Hidden
 from mammoth_ar.sequence import Rows, Running, Sequence
 from mammoth_wire.errors import EngineFailed
@@ -44,7 +45,7 @@ class _FastRunning(Running):
 
 
 class FastEngine(Engine):
-    """`cut` says how the kernels are cut, which a row's bits depend on."""
+    """`weights` says how the layers' matrices are stored, `cut` how kernels are cut (None: the best known); bits depend on both."""
 
     def __init__(
         self,
@@ -54,7 +55,8 @@ class FastEngine(Engine):
         num_slots: int,
         max_context_tokens: int,
         prefill_chunk_tokens: int = 256,
-        cut: Cut = Cut(),
+        cut: Cut | None = None,
+        weights: Storage = "bf16",
     ) -> None:
         """Allocate, lay out the weights, and capture a step of every number of groups. Raises CheckpointError as Engine."""
         super().__init__(
@@ -65,12 +67,14 @@ class FastEngine(Engine):
             prefill_chunk_tokens=prefill_chunk_tokens,
         )
         num_ids = self.scope.visual_end - self.scope.visual_start
+        cut = cut or best(decoder.config.family, weights)
         num_groups = -(-num_slots // cut.rows)
         self.state = RowState(
             num_groups * cut.rows, num_ids, self.hidden_size, NUM_KEPT, dtype=self.dtype, device=self.device
         )
-        self.weights = merge(decoder, self.scope.visual_start, self.scope.visual_end)
-        self._step = Step(decoder.config, self.weights, self.scope, self.cache, self.state, cut=cut)
+        self.weights = merge(decoder, self.scope.visual_start, self.scope.visual_end, weights)
+        self._storage = weights
+        self._step = Step(decoder.config, self.weights, self.scope, self.cache, self.state, cut)
         self._prefill_padded = PaddedPrefill(decoder, self.cache)
         self._delivery = Delivery(self.state)
         self._running: list[_FastRunning] = []
@@ -80,7 +84,8 @@ class FastEngine(Engine):
 
     @property
     def kernels(self) -> str:
-        return f"fast, prefill in {', '.join(map(str, LENGTHS))} or {self.prefill_chunk_tokens}"
+        suffix = "/fp8" * (self._storage == "fp8")
+        return f"fast{suffix}, prefill in {', '.join(map(str, LENGTHS))} or {self.prefill_chunk_tokens}"
 
     @property
     def row_bucket(self) -> int:

@@ -8,6 +8,9 @@ depends on its own row of `x` alone.
 RMS norms need no kernel: `project_residual` stores the row's next input as x * weight, not yet divided by its root mean
 square, with each tile's sum of squares beside it; whoever reads it divides its own result (a row's divisor is one number).
 
+Weights in e4m3 come four to a word, from the four quarters of the inner width, so that a word's bytes meet four tiles of `x`
+(`weights.Matrix`); they become bf16 on their way into the product, and a scale for each output follows it.
+
 N outputs, K inner width, D head width, ROWS rows of a step.
 """
 
@@ -26,27 +29,78 @@ __all__ = [
 ]
 
 
+# Two e4m3 numbers, byte {0} of two words, to a pair of bf16: sign, exponent and mantissa are moved to where bf16 has them, which
+# leaves the value times 2 ** -120 (the biases are 7 and 127), subnormal numbers included. The compiler's own conversion goes by
+# float16 and float32, one number at a time, and takes longer than reading the weights. NaN, which no finite weight becomes,
+# would be read as 480.
+_PAIR = """
+{{
+    .reg .b32 pair, bits, power;
+    prmt.b32 pair, $1, $2, 0x{1}{1}{0}{0};
+    shr.b32 bits, pair, 4;
+    and.b32 bits, bits, 0x07f007f0;
+    lop3.b32 pair, pair, 0x80008000, bits, 0xea;
+    mov.b32 power, 0x7b807b80;
+    mul.rn.bf16x2 $0, pair, power;
+}}
+"""
+_PAIRS = tl.constexpr(tuple(_PAIR.format(byte, 4 + byte) for byte in range(4)))
+
+
+@triton.jit
+def _widened(words, BYTE: tl.constexpr, like, PACKED: tl.constexpr):
+    """Return byte BYTE of int32 `words`, e4m3 numbers, in the type of `like`. PACKED: bf16, in pairs."""
+    if PACKED:
+        wide = tl.inline_asm_elementwise(_PAIRS[BYTE], "=r,r,r", [words], dtype=tl.bfloat16, is_pure=True, pack=2)
+    else:
+        bits = words >> (8 * BYTE)
+        moved = ((bits & 0x80) << 24) | ((bits & 0x7F) << 20)
+        wide = (moved.to(tl.float32, bitcast=True) * 2.0**120).to(like.dtype)
+    return wide
+
+
+@triton.jit
+def _scaled(value, scales, n, n_mask, WORDS: tl.constexpr):
+    """Return `value` [BLOCK_N, ROWS] times the scale of each output, where weights are words."""
+    if WORDS:
+        value *= tl.load(scales + n, mask=n_mask, other=0.0)[:, None]
+    return value
+
+
 @triton.jit
 def _product(
     x, w, first, n_mask, k_start, k_stop, K: tl.constexpr, ROWS: tl.constexpr, BLOCK_N: tl.constexpr,
-    BLOCK_K: tl.constexpr, TMA: tl.constexpr
+    BLOCK_K: tl.constexpr, WORDS: tl.constexpr, PACKED: tl.constexpr
 ):  # fmt: skip
-    """Return w[first : first + BLOCK_N, k_start:k_stop] @ x[:, k_start:k_stop].T, float32 [BLOCK_N, ROWS]."""
+    """Return w[first : first + BLOCK_N, k_start:k_stop] @ x[:, k_start:k_stop].T, float32 [BLOCK_N, ROWS].
+
+    K, BLOCK_K, k_start and k_stop count columns of `w`, words where it holds words.
+    """
     total = tl.zeros((BLOCK_N, ROWS), tl.float32)
     for start in range(k_start, k_stop, BLOCK_K):
-        w_tile = _weight_tile(w, first, n_mask, start, K, BLOCK_N, BLOCK_K, TMA)
-        x_tile = _input_tile(x, start, K, ROWS, BLOCK_K, TMA)
+        w_tile = _weight_tile(w, first, n_mask, start, K, BLOCK_N, BLOCK_K)
+        total = _add(total, w_tile, x, start, K, ROWS, BLOCK_K, WORDS, PACKED)
+    return total
+
+
+@triton.jit
+def _add(total, w_tile, x, start, K: tl.constexpr, ROWS: tl.constexpr, BLOCK_K: tl.constexpr,
+         WORDS: tl.constexpr, PACKED: tl.constexpr):  # fmt: skip
+    """Return `total` plus the product of a tile of weights with the rows of `x` that it meets."""
+    if WORDS:
+        for byte in tl.static_range(4):
+            x_tile = _input_tile(x, byte * K, start, K, 4 * K, ROWS, BLOCK_K)
+            total = tl.dot(_widened(w_tile, byte, x_tile, PACKED), x_tile, total, input_precision="ieee")
+    else:
+        x_tile = _input_tile(x, 0, start, K, K, ROWS, BLOCK_K)
         total = tl.dot(w_tile.to(x_tile.dtype), x_tile, total, input_precision="ieee")
     return total
 
 
 @triton.jit
-def _weight_tile(w, first, n_mask, start, K: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
-                 TMA: tl.constexpr):  # fmt: skip
+def _weight_tile(w, first, n_mask, start, K: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr):  # fmt: skip
     n, k = first + tl.arange(0, BLOCK_N), start + tl.arange(0, BLOCK_K)
-    if TMA:
-        tile = w.load([first, start])
-    elif K % BLOCK_K == 0:
+    if K % BLOCK_K == 0:
         tile = tl.load(w + n[:, None] * K + k[None, :], mask=n_mask[:, None], other=0.0)
     else:
         tile = tl.load(w + n[:, None] * K + k[None, :], mask=n_mask[:, None] & (k < K)[None, :], other=0.0)
@@ -54,15 +108,12 @@ def _weight_tile(w, first, n_mask, start, K: tl.constexpr, BLOCK_N: tl.constexpr
 
 
 @triton.jit
-def _input_tile(x, start, K: tl.constexpr, ROWS: tl.constexpr, BLOCK_K: tl.constexpr, TMA: tl.constexpr):
+def _input_tile(x, first, start, K: tl.constexpr, WIDTH: tl.constexpr, ROWS: tl.constexpr, BLOCK_K: tl.constexpr):
+    """Return columns `start` on of the K that begin at `first`, of rows of WIDTH; [BLOCK_K, ROWS]."""
     row, k = tl.arange(0, ROWS), start + tl.arange(0, BLOCK_K)
-    if TMA:
-        tile = x.load([0, start]).T
-    elif K % BLOCK_K == 0:
-        tile = tl.load(x + row[None, :] * K + k[:, None])
-    else:
-        tile = tl.load(x + row[None, :] * K + k[:, None], mask=(k < K)[:, None], other=0.0)
-    return tile
+    where = row[None, :] * WIDTH + first + k[:, None]
+    mask = (k < K)[:, None]
+    return tl.load(x + where) if K % BLOCK_K == 0 else tl.load(x + where, mask=mask, other=0.0)
 
 
 @triton.jit
@@ -141,11 +192,11 @@ def _hand_on(value, norm, residual, x, squares, mean, tile, n, K: tl.constexpr, 
 
 
 @triton.jit
-def project_heads(x, w, squares, bias, q_norm, k_norm, cosine, sine, length, active, parts, arrivals, q, keys,
+def project_heads(x, w, scales, squares, bias, q_norm, k_norm, cosine, sine, length, active, parts, arrivals, q, keys,
                   values, eps, num_positions, K: tl.constexpr, D: tl.constexpr, BLOCK_D: tl.constexpr,
                   NUM_Q: tl.constexpr, NUM_KV: tl.constexpr, ROWS: tl.constexpr, BLOCK_K: tl.constexpr,
                   SPLIT: tl.constexpr, NUM_SQUARES: tl.constexpr, HAS_NORM: tl.constexpr,
-                  TMA: tl.constexpr):  # fmt: skip
+                  WORDS: tl.constexpr, PACKED: tl.constexpr):  # fmt: skip
     """Project to one head of q, k or v: bias, norm, rotation; q is stored for `attend`, k and v in their KV row.
 
     grid (NUM_Q + 2 NUM_KV, SPLIT). `length` tokens are held by a row, which is where the new one goes.
@@ -167,13 +218,15 @@ def project_heads(x, w, squares, bias, q_norm, k_norm, cosine, sine, length, act
     inverse = _inverse_rms(squares, eps, K, ROWS, NUM_SQUARES)
 
     n, n_mask = head * D + tl.arange(0, BLOCK_D), tl.arange(0, BLOCK_D) < D
-    k_start, k_stop = _slice(part, K, BLOCK_K, SPLIT)
-    total = _product(x, w, head * D, n_mask, k_start, k_stop, K, ROWS, BLOCK_D, BLOCK_K, TMA)
+    COLUMNS: tl.constexpr = K // (4 if WORDS else 1)
+    k_start, k_stop = _slice(part, COLUMNS, BLOCK_K, SPLIT)
+    total = _product(x, w, head * D, n_mask, k_start, k_stop, COLUMNS, ROWS, BLOCK_D, BLOCK_K, WORDS, PACKED)
     _keep(parts, part, n, n_mask, total, N, ROWS)
     if _all_arrived(arrivals, head, SPLIT):
         low = _sum_of_slices(parts, low_n, i_mask, N, ROWS, BLOCK_HALF, SPLIT) * inverse[None, :]
         high = _sum_of_slices(parts, high_n, i_mask, N, ROWS, BLOCK_HALF, SPLIT) * inverse[None, :]
-        low, high = low + low_bias[:, None], high + high_bias[:, None]
+        low = _scaled(low, scales, low_n, i_mask, WORDS) + low_bias[:, None]
+        high = _scaled(high, scales, high_n, i_mask, WORDS) + high_bias[:, None]
         if head < NUM_Q + NUM_KV:
             if HAS_NORM:
                 norm = q_norm if head < NUM_Q else k_norm
@@ -196,44 +249,46 @@ def project_heads(x, w, squares, bias, q_norm, k_norm, cosine, sine, length, act
 
 
 @triton.jit
-def project_residual(a, w, bias, norm, residual, x, squares, mean, parts, arrivals, N: tl.constexpr,
+def project_residual(a, w, scales, bias, norm, residual, x, squares, mean, parts, arrivals, N: tl.constexpr,
                      K: tl.constexpr, ROWS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
                      SPLIT: tl.constexpr, HAS_BIAS: tl.constexpr, MEAN_TIMES: tl.constexpr,
-                     TMA: tl.constexpr):  # fmt: skip
+                     WORDS: tl.constexpr, PACKED: tl.constexpr):  # fmt: skip
     """Project `a` [ROWS, K] back to the width and add it to the residual stream. grid (N / BLOCK_N, SPLIT)."""
     tile, part = tl.program_id(0), tl.program_id(1)
     n = tile * BLOCK_N + tl.arange(0, BLOCK_N)
     n_mask = n < N
-    k_start, k_stop = _slice(part, K, BLOCK_K, SPLIT)
+    COLUMNS: tl.constexpr = K // (4 if WORDS else 1)
+    k_start, k_stop = _slice(part, COLUMNS, BLOCK_K, SPLIT)
     where = residual + tl.arange(0, ROWS)[:, None] * N + n[None, :]
     held = tl.load(where, mask=n_mask[None, :], other=0.0).to(tl.float32)  # asked for early, as in project_heads
-    total = _product(a, w, tile * BLOCK_N, n_mask, k_start, k_stop, K, ROWS, BLOCK_N, BLOCK_K, TMA)
+    total = _product(a, w, tile * BLOCK_N, n_mask, k_start, k_stop, COLUMNS, ROWS, BLOCK_N, BLOCK_K, WORDS, PACKED)
     _keep(parts, part, n, n_mask, total, N, ROWS)
     if _all_arrived(arrivals, tile, SPLIT):
-        value = _sum_of_slices(parts, n, n_mask, N, ROWS, BLOCK_N, SPLIT)
+        value = _scaled(_sum_of_slices(parts, n, n_mask, N, ROWS, BLOCK_N, SPLIT), scales, n, n_mask, WORDS)
         if HAS_BIAS:
             value += tl.load(bias + n, mask=n_mask, other=0.0).to(tl.float32)[:, None]
         _hand_on(tl.trans(value) + held, norm, residual, x, squares, mean, tile, n, N, ROWS, MEAN_TIMES)
 
 
 @triton.jit
-def project_gated(x, w, squares, gated, eps, N: tl.constexpr, K: tl.constexpr, ROWS: tl.constexpr,
+def project_gated(x, w, scales, squares, gated, eps, N: tl.constexpr, K: tl.constexpr, ROWS: tl.constexpr,
                   BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, NUM_SQUARES: tl.constexpr,
-                  TMA: tl.constexpr):  # fmt: skip
+                  WORDS: tl.constexpr, PACKED: tl.constexpr):  # fmt: skip
     """Store silu(gate x) * (up x), [ROWS, N]; `w` holds the N rows of gate, then those of up. grid (N / BLOCK_N,)."""
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     n_mask = n < N
     first = tl.program_id(0) * BLOCK_N
+    COLUMNS: tl.constexpr = K // (4 if WORDS else 1)
     inverse = _inverse_rms(squares, eps, K, ROWS, NUM_SQUARES)[None, :]
     gate = tl.zeros((BLOCK_N, ROWS), tl.float32)
     up = tl.zeros((BLOCK_N, ROWS), tl.float32)
-    for start in range(0, K, BLOCK_K):
-        gate_tile = _weight_tile(w, first, n_mask, start, K, BLOCK_N, BLOCK_K, TMA)
-        up_tile = _weight_tile(w, N + first, n_mask, start, K, BLOCK_N, BLOCK_K, TMA)
-        x_tile = _input_tile(x, start, K, ROWS, BLOCK_K, TMA)
-        gate = tl.dot(gate_tile.to(x_tile.dtype), x_tile, gate, input_precision="ieee")
-        up = tl.dot(up_tile.to(x_tile.dtype), x_tile, up, input_precision="ieee")
-    gate, up = gate * inverse, up * inverse
+    for start in range(0, COLUMNS, BLOCK_K):
+        gate_tile = _weight_tile(w, first, n_mask, start, COLUMNS, BLOCK_N, BLOCK_K)
+        up_tile = _weight_tile(w, N + first, n_mask, start, COLUMNS, BLOCK_N, BLOCK_K)
+        gate = _add(gate, gate_tile, x, start, COLUMNS, ROWS, BLOCK_K, WORDS, PACKED)
+        up = _add(up, up_tile, x, start, COLUMNS, ROWS, BLOCK_K, WORDS, PACKED)
+    gate = _scaled(gate, scales, n, n_mask, WORDS) * inverse
+    up = _scaled(up, scales, N + n, n_mask, WORDS) * inverse
     value = gate / (1.0 + tl.exp(-gate)) * up
     where = gated + tl.arange(0, ROWS)[None, :] * N + n[:, None]
     tl.store(where, value.to(gated.dtype.element_ty), mask=n_mask[:, None])
@@ -277,10 +332,15 @@ def finish(residual, squares, norm, mean, index, token, active, normed, ring, ri
 
 
 @triton.jit
-def project_logits(x, w, logits, N: tl.constexpr, K: tl.constexpr, ROWS: tl.constexpr, BLOCK_N: tl.constexpr,
-                   BLOCK_K: tl.constexpr, TMA: tl.constexpr):  # fmt: skip
+def project_logits(x, w, scales, logits, N: tl.constexpr, K: tl.constexpr, ROWS: tl.constexpr, BLOCK_N: tl.constexpr,
+                   BLOCK_K: tl.constexpr, WORDS: tl.constexpr,
+                   PACKED: tl.constexpr):  # fmt: skip
     """Store the logits of the N visual ids, float32 [ROWS, N]. grid (N / BLOCK_N,)."""
     n = tl.program_id(0) * BLOCK_N + tl.arange(0, BLOCK_N)
     n_mask = n < N
-    total = _product(x, w, tl.program_id(0) * BLOCK_N, n_mask, 0, K, K, ROWS, BLOCK_N, BLOCK_K, TMA)
+    COLUMNS: tl.constexpr = K // (4 if WORDS else 1)
+    total = _product(
+        x, w, tl.program_id(0) * BLOCK_N, n_mask, 0, COLUMNS, COLUMNS, ROWS, BLOCK_N, BLOCK_K, WORDS, PACKED
+    )
+    total = _scaled(total, scales, n, n_mask, WORDS)
     tl.store(logits + tl.arange(0, ROWS)[None, :] * N + n[:, None], total, mask=n_mask[:, None])

@@ -6,62 +6,26 @@ Nothing here looks at a value on the device, so that the same launches, captured
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import torch
 from torch import Tensor
-from triton.tools.tensor_descriptor import TensorDescriptor
 
 from mammoth_ar.cache import KVCache
 from mammoth_ar.conditioning import Scope
 from mammoth_ar.fast import attention, choice, products
+from mammoth_ar.fast.cuts import Cut, Tiles
 from mammoth_ar.fast.state import RowState
-from mammoth_ar.fast.weights import StepWeights
+from mammoth_ar.fast.weights import Matrix, StepWeights
 from mammoth_ar.model.config import LLMConfig
 from mammoth_ar.model.rotary import rotary_tables
 
-__all__ = ["Cut", "Step", "Tiles"]
+__all__ = ["Step"]
 
 # In a program that holds several rows the compiler may contract a multiplication and an addition for one row and not for
 # the next, so that the bits of a row would depend on its place: seen on an H200, every fourth row of the Dev family.
 UNFUSED = {"enable_fp_fusion": False}
-
-
-@dataclass(frozen=True, slots=True)
-class Tiles:
-    """How a product is cut: outputs and inner width of a tile, slices of the inner width, warps, loads in flight.
-
-    `tma`: tiles come through the tensor memory accelerator.
-    """
-
-    block_n: int
-    block_k: int
-    split: int
-    num_warps: int
-    num_stages: int
-    tma: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class Cut:
-    """How all kernels are cut. A row's bits depend on these numbers, so they are the same for every step of a process.
-
-    `rows` go through a step together: on an H200 32 cost what one costs. A context is cut every `piece` positions;
-    `programs` share the pieces of one (row, key head), `block_s` positions at a time. The defaults are the best of those
-    measured on an H200.
-    """
-
-    rows: int = 32
-    heads: Tiles = Tiles(128, 128, 3, 4, 5)
-    out: Tiles = Tiles(64, 128, 2, 4, 6)
-    gated: Tiles = Tiles(64, 128, 1, 4, 5, tma=True)
-    down: Tiles = Tiles(64, 128, 2, 4, 8)
-    logits: Tiles = Tiles(128, 128, 1, 4, 4)
-    piece: int = 256
-    programs: int = 16
-    block_s: int = 64
-    attend_stages: int = 2
 
 
 class Step:
@@ -74,8 +38,7 @@ class Step:
         scope: Scope,
         cache: KVCache,
         state: RowState,
-        *,
-        cut: Cut = Cut(),
+        cut: Cut,
     ) -> None:
         self.config, self.weights, self.scope, self.cache, self.state = config, weights, scope, cache, state
         self.cut = cut = replace(cut, heads=replace(cut.heads, block_n=_power_of_2(config.head_dim)))
@@ -136,12 +99,12 @@ class Step:
         config, layer, state, cut = self.config, self.weights.layers[index], self.state, self.cut.heads
         q_norm, k_norm = (layer.post_norm if norm is None else norm for norm in (layer.q_norm, layer.k_norm))
         products.project_heads[(config.num_heads + 2 * config.num_kv_heads, cut.split)](
-            *_operands(self.x, layer.heads, cut), self.squares, layer.heads_bias, q_norm, k_norm, self.cosine,
+            *_operands(self.x, layer.heads), self.squares, layer.heads_bias, q_norm, k_norm, self.cosine,
             self.sine, state.length[rows], state.active[rows], self.parts, self.arrivals, self.q,
             self.cache.keys[index][rows], self.cache.values[index][rows], config.norm_eps, self.cache.num_positions,
             K=self.width, D=config.head_dim, BLOCK_D=cut.block_n, NUM_Q=config.num_heads,
             NUM_KV=config.num_kv_heads, ROWS=self.num_rows, BLOCK_K=cut.block_k, SPLIT=cut.split, NUM_SQUARES=self.num_tiles,
-            HAS_NORM=layer.q_norm is not None, **_options(cut),
+            HAS_NORM=layer.q_norm is not None, **_options(self.x, layer.heads, cut),
         )  # fmt: skip
 
     def attend(self, index: int, rows: slice) -> None:
@@ -155,20 +118,20 @@ class Step:
             BLOCK_S=cut.block_s, PROGRAMS=cut.programs, num_warps=4, num_stages=cut.attend_stages,
         )  # fmt: skip
 
-    def back(self, a: Tensor, weight_NK: Tensor, bias: Tensor | None, norm: Tensor, cut: Tiles, share: int = 0) -> None:
+    def back(self, a: Tensor, weight_NK: Matrix, bias: Tensor | None, norm: Tensor, cut: Tiles, share: int = 0) -> None:
         """Project back to the width and add to the residual stream, whose next norm has the weight `norm`."""
         width, inner = weight_NK.shape
         products.project_residual[(self.num_tiles, cut.split)](
-            *_operands(a, weight_NK, cut), norm if bias is None else bias, norm, self.residual, self.x, self.squares,
+            *_operands(a, weight_NK), norm if bias is None else bias, norm, self.residual, self.x, self.squares,
             self.mean, self.parts, self.arrivals, N=width, K=inner, ROWS=self.num_rows, BLOCK_N=cut.block_n,
-            BLOCK_K=cut.block_k, SPLIT=cut.split, HAS_BIAS=bias is not None, MEAN_TIMES=share, **_options(cut),
+            BLOCK_K=cut.block_k, SPLIT=cut.split, HAS_BIAS=bias is not None, MEAN_TIMES=share, **_options(a, weight_NK, cut),
         )  # fmt: skip
 
-    def gate(self, weight_NK: Tensor) -> None:
+    def gate(self, weight_NK: Matrix) -> None:
         inner, width, cut = weight_NK.shape[0] // 2, weight_NK.shape[1], self.cut.gated
         products.project_gated[(-(-inner // cut.block_n),)](
-            *_operands(self.x, weight_NK, cut), self.squares, self.gated, self.config.norm_eps, N=inner, K=width,
-            ROWS=self.num_rows, BLOCK_N=cut.block_n, BLOCK_K=cut.block_k, NUM_SQUARES=self.num_tiles, **_options(cut),
+            *_operands(self.x, weight_NK), self.squares, self.gated, self.config.norm_eps, N=inner, K=width,
+            ROWS=self.num_rows, BLOCK_N=cut.block_n, BLOCK_K=cut.block_k, NUM_SQUARES=self.num_tiles, **_options(self.x, weight_NK, cut),
         )  # fmt: skip
 
     def finish(self, rows: slice) -> None:
@@ -186,8 +149,8 @@ class Step:
         head, cut = self.weights.head, self.cut.logits
         num_ids, width = head.shape
         products.project_logits[(-(-num_ids // cut.block_n),)](
-            *_operands(self.state.normed[rows], head, cut), self.state.logits[rows], N=num_ids, K=width, ROWS=self.num_rows,
-            BLOCK_N=cut.block_n, BLOCK_K=cut.block_k, **_options(cut),
+            *_operands(self.state.normed[rows], head), self.state.logits[rows], N=num_ids, K=width, ROWS=self.num_rows,
+            BLOCK_N=cut.block_n, BLOCK_K=cut.block_k, **_options(self.state.normed, head, cut),
         )  # fmt: skip
 
     def choose(self, drawing: Tensor) -> None:
@@ -211,15 +174,14 @@ class Step:
         return shares if first is None else [*shares[:first], -shares[first], *shares[first + 1 :]]
 
 
-def _operands(x: Tensor, weight_NK: Tensor, cut: Tiles) -> tuple[Any, Any]:
-    if not cut.tma:
-        return x, weight_NK
-    describe = TensorDescriptor.from_tensor
-    return describe(x, [x.shape[0], cut.block_k]), describe(weight_NK, [cut.block_n, cut.block_k])
+def _operands(x: Tensor, weight_NK: Matrix) -> tuple[Tensor, Tensor, Tensor]:
+    return x, weight_NK.values, x if weight_NK.scales is None else weight_NK.scales  # x: never read as scales
 
 
-def _options(cut: Tiles) -> dict[str, Any]:
-    return {"TMA": cut.tma, "num_warps": cut.num_warps, "num_stages": cut.num_stages, **UNFUSED}
+def _options(x: Tensor, weight_NK: Matrix, cut: Tiles) -> dict[str, Any]:
+    is_packed = weight_NK.is_words and x.is_cuda and x.dtype is torch.bfloat16
+    return {"WORDS": weight_NK.is_words, "PACKED": is_packed,
+            "num_warps": cut.num_warps, "num_stages": cut.num_stages, **UNFUSED}  # fmt: skip
 
 
 def _power_of_2(number: int) -> int:
