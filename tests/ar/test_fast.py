@@ -9,11 +9,14 @@ import asyncio
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+import triton
+import triton.language as tl
 from torch import Tensor
 
 from mammoth_ar.batching import Batcher
@@ -22,8 +25,11 @@ from mammoth_ar.engine import Engine
 from mammoth_ar.engines import open_engine
 from mammoth_ar.fast.delivery import CHUNK, NUM_KEPT, Copies, Delivery
 from mammoth_ar.fast.engine import FastEngine
+from mammoth_ar.fast.products import _widened
 from mammoth_ar.fast.state import RowState
 from mammoth_ar.fast.verify import is_exact
+from mammoth_ar.fast.weights import narrowed, read_back
+from mammoth_ar.model.decoder import Decoder
 from mammoth_ar.sequence import Rows, Running, Sequence
 from mammoth_ar.testing import fast_engine, make_checkpoint, make_sequence, tiny_engine
 from mammoth_ar.tickets import Progress, Queued
@@ -32,8 +38,7 @@ from mammoth_wire.errors import EngineFailed
 ATOL = 1e-5
 KNOBS = [
     Sampling(1, temperature=0.0),
-    Sampling(2, top_k=5, temperature=1.7),
-    Sampling(3, top_k=0, top_p=0.3),
+    Sampling(2, top_k=5, top_p=0.7, temperature=1.7),
     Sampling(4, ar_guidance=3.0, repetition_penalty=1.4),
 ]
 
@@ -47,17 +52,22 @@ def pair(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
 
 @pytest.fixture
 def fast(tmp_path: Path) -> FastEngine:
-    return toy(make_checkpoint(tmp_path))
+    """One layer is enough where the plain path is not looked at."""
+    checkpoint = make_checkpoint(tmp_path)
+    decoder = tiny_engine(checkpoint).decoder
+    decoder.config, decoder.layers = replace(decoder.config, num_layers=1), decoder.layers[:1]
+    return toy(checkpoint, decoder=decoder)
 
 
-def toy(checkpoint: Any, *, num_slots: int = 6) -> FastEngine:
+def toy(checkpoint: Any, *, decoder: Decoder | None = None, num_slots: int = 6, **options: Any) -> FastEngine:
     return fast_engine(
-        tiny_engine(checkpoint).decoder,
+        decoder or tiny_engine(checkpoint).decoder,
         Scope.parse(checkpoint.generation),
         num_slots=num_slots,
         max_context_tokens=192,
         prefill_chunk_tokens=32,
         num_slices=2,
+        **options,
     )
 
 
@@ -72,12 +82,20 @@ def start(engine: Engine, sequence: Sequence) -> tuple[Running, list[Rows]]:
 
 def finish(engine: Engine, running: Running, rows: list[Rows]) -> tuple[Tensor, Tensor]:
     """Decode until `running` is done and leaves; return all its ids [T] and rows [T,H]."""
-    while not running.is_done:
-        [outcome] = engine.decode([running])
-        assert isinstance(outcome, Rows), outcome
-        rows.append(outcome)
-    engine.release(running)
-    return torch.cat([part.ids for part in rows]), torch.cat([part.hidden for part in rows])
+    [written] = finish_all(engine, [(running, rows)])
+    return written
+
+
+def finish_all(engine: Engine, started: list[tuple[Running, list[Rows]]]) -> list[tuple[Tensor, Tensor]]:
+    """Decode until all are done and leave; return each one's ids [T] and rows [T,H]."""
+    while going := [(running, rows) for running, rows in started if not running.is_done]:
+        outcomes = engine.decode([running for running, _ in going])
+        for (_, rows), outcome in zip(going, outcomes, strict=True):
+            assert isinstance(outcome, Rows), outcome
+            rows.append(outcome)
+    for running, _ in started:
+        engine.release(running)
+    return [(torch.cat([part.ids for part in rows]), torch.cat([part.hidden for part in rows])) for _, rows in started]
 
 
 def run(engine: Engine, sequence: Sequence) -> tuple[Tensor, Tensor]:
@@ -89,14 +107,59 @@ def prompt(seed: int, *, num_prompt: int = 6, grid: Grid = Grid(1, 2), **knobs: 
     return Sequence(ids, grid, Sampling(seed, **knobs), tail_ids=(5, 6, 7))
 
 
-@pytest.mark.parametrize("sampling", KNOBS, ids=["greedy", "top-k", "top-p", "guided, penalty"])
-def test_the_fast_path_writes_what_the_plain_one_does(pair: tuple[Any, Engine, FastEngine], sampling: Sampling) -> None:
+def test_the_fast_path_writes_together_what_the_plain_one_does_alone(pair: tuple[Any, Engine, FastEngine]) -> None:
+    """Greedy, top-k and top-p, guided with a penalty."""
     checkpoint, plain, fast = pair
-    sequence = make_sequence(checkpoint, "a red apple", Grid(2, 2), sampling)
+    sequences = [make_sequence(checkpoint, "a red apple", Grid(2, 1), sampling) for sampling in KNOBS]
+    alone = [run(plain, sequence) for sequence in sequences]
+    together = finish_all(fast, [start(fast, sequence) for sequence in sequences])
+    for (ids, hidden), (fast_ids, fast_hidden) in zip(alone, together, strict=True):
+        assert torch.equal(fast_ids, ids)
+        torch.testing.assert_close(fast_hidden, hidden, rtol=0, atol=ATOL)
+
+
+def test_fp8_weights_decode_as_the_plain_path_does_on_the_numbers_that_they_hold(tmp_path: Path) -> None:
+    checkpoint = make_checkpoint(tmp_path)
+    plain = tiny_engine(checkpoint, num_slots=2)
+    for layer in plain.decoder.layers:
+        for matrix in (p for name, p in layer.named_parameters() if p.ndim == 2):
+            matrix.data = read_back(narrowed(matrix.data))
+    sequence = make_sequence(checkpoint, "a red apple", Grid(2, 1), Sampling(2, top_k=5, temperature=1.7))
     ids, hidden = run(plain, sequence)
+    fast = toy(checkpoint, decoder=plain.decoder, num_slots=2, weights="fp8")
     fast_ids, fast_hidden = run(fast, sequence)
+    assert "fp8" in fast.kernels
     assert torch.equal(fast_ids, ids)
     torch.testing.assert_close(fast_hidden, hidden, rtol=0, atol=ATOL)
+
+
+def test_fp8_weights_are_near_and_narrowing_them_again_changes_nothing() -> None:
+    weight = torch.randn(5, 64, generator=torch.Generator().manual_seed(0))
+    weight[3] = 0
+    once = read_back(narrowed(weight))
+    assert (once - weight).abs().max() < weight.abs().max() / 16
+    assert torch.equal(read_back(narrowed(once)), once)
+    with pytest.raises(ValueError, match="62 is not a multiple of 4"):
+        narrowed(weight[:, :62])
+
+
+@triton.jit
+def widen(words, out, BYTE: tl.constexpr, PACKED: tl.constexpr):
+    at = tl.arange(0, 64)
+    value = _widened(tl.load(words + at), BYTE, tl.zeros((1,), tl.bfloat16), PACKED)
+    tl.store(out + at, value.to(tl.float32))
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+@pytest.mark.parametrize("byte", range(4))
+def test_every_e4m3_number_is_read_as_it_is(byte: int, device: str) -> None:
+    if device == "cuda" and not torch.cuda.is_available():
+        pytest.skip("needs a GPU: the packed conversion is its machine code")
+    codes = torch.arange(256).to(torch.uint8).view(4, 64)
+    words, out = codes.T.contiguous().view(torch.int32).squeeze(-1).to(device), torch.zeros(64, device=device)
+    widen[(1,)](words, out, BYTE=byte, PACKED=device == "cuda")
+    expected = codes[byte].view(torch.float8_e4m3fn).float()
+    assert torch.equal(torch.where(expected.isnan(), expected, out.cpu()).nan_to_num(), expected.nan_to_num())
 
 
 def test_a_chunk_too_long_for_a_graph_is_prefilled_as_the_plain_path_does(
@@ -258,6 +321,15 @@ def test_auto_is_plain_on_the_cpu_and_fast_can_be_asked_for(tmp_path: Path) -> N
     engine = open_engine(decoder, scope, num_slots=2, max_context_tokens=64)
     assert type(engine) is Engine
     assert engine.kernels == "plain, prefill in 256"
+
+
+def test_fp8_weights_are_the_fast_paths_and_the_kernels_name_says_so(tmp_path: Path) -> None:
+    checkpoint = make_checkpoint(tmp_path)
+    decoder, scope = tiny_engine(checkpoint).decoder, Scope.parse(checkpoint.generation)
+    sizes: Any = {"num_slots": 2, "max_context_tokens": 64, "weights": "fp8"}
+    assert open_engine(decoder, scope, **sizes).kernels == "plain, prefill in 256"
+    fast = open_engine(decoder, scope, **sizes, kernels="fast", exactness="tolerant")
+    assert fast.kernels.startswith("fast/fp8, prefill in")
 
 
 def test_what_cannot_run_fast_runs_plain_and_says_why(tmp_path: Path) -> None:
