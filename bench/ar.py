@@ -27,6 +27,7 @@ from mammoth_ar.engine import Engine, checked, started
 from mammoth_ar.fast.engine import FastEngine
 from mammoth_ar.fast.verify import is_exact
 from mammoth_ar.model.config import Family
+from mammoth_ar.model.decoder import Decoder
 from mammoth_ar.sequence import Rows, Running, Sequence
 from mammoth_serving.device import DeviceWorker
 from mammoth_wire.errors import EngineFailed
@@ -53,6 +54,7 @@ def main() -> None:
     )
     parser.add_argument("--load-seconds", type=float, default=20.0)
     parser.add_argument("--long", action=argparse.BooleanOptionalAction, default=True, help="whole 64 x 64 grids")
+    parser.add_argument("--fp8", action=argparse.BooleanOptionalAction, default=True, help="weights in fp8 too")
     parser.add_argument("--folder", type=Path, default=RESULTS)
     chosen = parser.parse_args()
     rate = read_rate()
@@ -60,7 +62,14 @@ def main() -> None:
     families: dict[str, Case] = {}
     for family in chosen.families:
         is_first = family == chosen.families[0]
-        measured = _family(family, chosen.contexts, rate, chosen.load_seconds * is_first, long=chosen.long and is_first)
+        decoder = random_decoder(family)
+        measured = _family(
+            decoder, family, chosen.contexts, rate, chosen.load_seconds * is_first, long=chosen.long and is_first
+        )
+        first_rows = measured.pop("first_rows")
+        torch.cuda.empty_cache()
+        measured["fp8"] = _fp8(decoder, measured["rows"], first_rows) if chosen.fp8 else {}
+        del decoder
         rows += measured.pop("rows")
         families[family] = measured
         gc.collect()
@@ -69,7 +78,9 @@ def main() -> None:
     peer = []
     for count in chosen.peer_rows:
         times = Spread.of(peer_ms(count, PEER_CONTEXT))
-        peer.append({"num_rows": count, "context": PEER_CONTEXT, "peer_ms": times.p50, "peer_p95_ms": times.p95})
+        ours = [row["fast_ms"] for row in rows if _label(row) == f"preview_{count}_{PEER_CONTEXT}"]
+        case = {"num_rows": count, "context": PEER_CONTEXT, "peer_ms": times.p50, "peer_p95_ms": times.p95}
+        peer.append(case | ({"fast_ms": ours[0]} if ours else {}))
     if peer:
         _write(chosen, rate, rows, families, peer)
 
@@ -96,7 +107,7 @@ def _write(
             "rows": [{key: value for key, value in row.items() if key != "spread"} for row in rows],
             "peer": peer,
             "families": families,
-            **{key: first[key] for key in ("prefill", "join_ms", "load")},
+            **{key: first[key] for key in ("prefill", "join_ms", "load", "fp8")},
         },
         folder=chosen.folder,
     )
@@ -106,9 +117,9 @@ def _label(row: Case) -> str:
     return f"{row['family']}_{row['num_rows']}_{row['context']}{'_guided' if row['guidance'] else ''}"
 
 
-def _family(family: Family, contexts: Many[int], rate: float, load_seconds: float, *, long: bool) -> Case:
-    began = time.perf_counter()
-    decoder = random_decoder(family)
+def _family(
+    decoder: Decoder, family: Family, contexts: Many[int], rate: float, load_seconds: float, *, long: bool
+) -> Case:
     plain = _plain_ms(decoder)
     loaded = time.perf_counter()
     engine = FastEngine(decoder, SCOPE, num_slots=ROWS, max_context_tokens=MAX_CONTEXT)
@@ -119,12 +130,12 @@ def _family(family: Family, contexts: Many[int], rate: float, load_seconds: floa
     kv_bytes = 2 * 2 * config.num_layers * config.num_kv_heads * config.head_dim
     found: Case = {
         "exact": is_exact(engine),
-        "weights_s": loaded - began,
         "ready_s": ready - loaded,
         "products_ms": products,
         "plain_ms": plain,
         "prefill": {str(length): _prefill(engine, length) for length in (40, 256, 2048)},
         "rows": [],
+        "first_rows": _greedy(engine),
     }
     for context in contexts:
         for guidance, counts in ((False, NUM_ROWS), (True, GUIDED_ROWS)):
@@ -145,6 +156,35 @@ def _family(family: Family, contexts: Many[int], rate: float, load_seconds: floa
     return found
 
 
+def _fp8(decoder: Decoder, rows: Many[Case], expected: tuple[torch.Tensor, torch.Tensor]) -> Case:
+    """Time steps with fp8 weights beside those of `rows`, and compare what they compute with `expected`, the bf16 engine's.
+
+    Random weights make nearly equal scores, which flip easily: `bench.ar_quality` has the tokens of a trained checkpoint.
+    """
+    engine = FastEngine(decoder, SCOPE, num_slots=ROWS, max_context_tokens=MAX_CONTEXT, weights="fp8")
+    found: Case = {"exact": is_exact(engine), "rows": []}
+    usual = {(row["num_rows"], row["context"], row["guidance"]): row["fast_ms"] for row in rows}
+    for context in sorted({row["context"] for row in rows}):
+        for row in _decode(engine, context, NUM_ROWS, guidance=False):
+            row["speed_up"] = usual[row["num_rows"], context, False] / row["fast_ms"]
+            found["rows"].append({key: row[key] for key in row if key != "spread"})
+            print("fp8", found["rows"][-1], flush=True)
+    (ids, hidden), (usual_ids, usual_hidden) = _greedy(engine), expected
+    error = (hidden[0] - usual_hidden[0]).float().norm() / usual_hidden[0].float().norm()
+    same = ids == usual_ids
+    return found | {"first_row_error": float(error), "tokens_before_the_first_other": int(same.int().cumprod(0).sum())}
+
+
+def _greedy(engine: FastEngine) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return ids [T] and rows [T,H] of one greedy grid."""
+    running = started(engine, Sequence(tuple(range(1, 41)), Grid(1, 63), Sampling(0, temperature=0.0)))
+    parts: list[Rows] = []
+    while not running.is_done:
+        parts.append(checked(engine.decode([running])[0]))
+    engine.release(running)
+    return torch.cat([part.ids for part in parts]), torch.cat([part.hidden for part in parts])
+
+
 def _request(num_prompt: int, grid: Grid, seed: int, *, guidance: bool = False) -> Sequence:
     sampling = Sampling(seed, ar_guidance=3.0 if guidance else 1.0)
     prompt = tuple(1 + (seed + index) % 50_000 for index in range(num_prompt))
@@ -156,7 +196,7 @@ def _check(outcomes: Many[Rows | EngineFailed]) -> None:
         checked(outcome)
 
 
-def _plain_ms(decoder: Any) -> float:
+def _plain_ms(decoder: Decoder) -> float:
     """Return the milliseconds of the plain path's step for one row after 2080 tokens."""
     engine = Engine(decoder, SCOPE, num_slots=1, max_context_tokens=2200)
     running = started(engine, _request(2080, Grid(1, 30), 0))

@@ -18,6 +18,7 @@ import torch
 from mammoth_ar.admission import order_of
 from mammoth_ar.conditioning import Scope
 from mammoth_ar.engine import Engine as ArEngine
+from mammoth_ar.model.decoder import Decoder
 from mammoth_ar.prompt import PromptTemplate
 from mammoth_ar.sequence import Rows, Sequence
 from mammoth_ar.testing import open_tokenizer
@@ -61,18 +62,28 @@ class Engines:
         )
         self._dit = DitEngine(load(checkpoint, dtype=torch.float32))
 
+    @property
+    def decoder(self) -> Decoder:
+        """The LLM, whose weights a caller may change between pictures."""
+        return self._ar.decoder
+
     def draw(self, fields: Mapping[str, Any]) -> Drawn:
         """Draw the picture of a request with a seed and no negative prompt; raise the error of the engine that fails."""
         began = _now()
         job = self.job(fields)
         decoded = _now()
-        [picture] = self._dit.sample([job])
-        if not isinstance(picture, Picture):
-            raise picture
+        picture = self.sample(job)
         png.encode(picture.rgb)
         drawn = _now()
         (ar_s, ar_cpu_s), (dit_s, dit_cpu_s) = decoded - began, drawn - decoded
         return Drawn(float(ar_s), float(ar_cpu_s), float(dit_s), float(dit_cpu_s), picture.rgb_sha256)
+
+    def sample(self, job: Job) -> Picture:
+        """Run the DiT stage's half; raise the engine's error."""
+        [picture] = self._dit.sample([job])
+        if not isinstance(picture, Picture):
+            raise picture
+        return picture
 
     def job(self, fields: Mapping[str, Any]) -> Job:
         """Run the AR stage's half of a request and return what the DiT stage would receive."""
