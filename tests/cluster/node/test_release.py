@@ -37,6 +37,7 @@ def staying(demo) -> dict[str, int]:
 
 
 def test_an_upgrade_restarts_no_pod_of_a_deployment(demo, release, shell, values):
+    eventually(lambda: len(staying(demo)) == 2, within_s=SLOW_S, what="what earlier tests changed has settled")
     before = staying(demo)
     [operator] = shell(f"kubectl get pods -n {HOME} -l app.kubernetes.io/component=operator -o name").split()
     shell(f"helm upgrade {release} {CHART} --namespace {HOME} --set logLevel=debug {' '.join(values)}")
