@@ -15,6 +15,7 @@ import torch
 from torch import nn
 
 from checkpoints.emoji.train import dit, export, llm, recipe
+from checkpoints.emoji.train.backdrops import over, tints
 from checkpoints.emoji.train.bank import select
 from checkpoints.emoji.train.codes import grids
 from checkpoints.emoji.train.conditioned import Captions
@@ -69,6 +70,21 @@ def test_equal_patches_have_equal_codes():
     [codes] = grids(picture, 2)
     assert codes[0] == codes[4 * 8 + 2] != codes[1]
     assert len(set(codes.tolist())) == 2
+
+
+def test_a_tint_lies_where_the_emoji_does_not():
+    white = torch.tensor([0.5, 0.5, 1.0]).reshape(1, 1, 1, 3).expand(2, 3, 1, 3)  # solid, a half over white, nothing
+    alpha = torch.tensor([1.0, 0.5, 0.0]).reshape(1, 1, 1, 3).expand(2, 1, 1, 3)
+    tint = torch.tensor([[1.0, 1.0, 1.0], [0.9, 0.5, 1.0]])
+    plain, tinted = over(white, alpha, tint)
+    assert torch.equal(plain, white[0])
+    assert torch.allclose(tinted[:, 0], torch.tensor([[0.5, 0.4, 0.8], [0.5, 0.0, 0.0], [0.5, 0.5, 1.0]]))
+
+
+def test_tints_are_pale_and_of_every_hue():
+    drawn = tints(1000, torch.Generator().manual_seed(0), "cpu")
+    assert 0.9 * 0.7 <= drawn.min() <= drawn.max() <= 1
+    assert {int(colour.argmin()) for colour in drawn} == {0, 1, 2}
 
 
 def test_an_orthogonalised_matrix_has_singular_values_near_one():

@@ -22,7 +22,7 @@ from PIL import Image
 from checkpoints.emoji.train import recipe
 from checkpoints.emoji.train.words import UNSEEN, is_drawn, name_of, shorter_names, wordings
 
-__all__ = ["PACKAGE", "Prepared", "pictures", "prepare"]
+__all__ = ["PACKAGE", "Prepared", "cutouts", "pictures", "prepare"]
 
 PACKAGE = "@lobehub/fluent-emoji-3d@1.1.0"
 ARCHIVE = "lobehub-fluent-emoji-3d-1.1.0.tgz"
@@ -33,12 +33,13 @@ NUM_SHORT = 12  # wordings a picture that hold only a word of its name
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Prepared:
-    """`pictures` uint8 [N,128,128,3]; `grids` int16 [N,64]; `prompts` int16 [N,W,L] padded with 0, `lengths` int16
+    """`pictures` uint8 [N,128,128,3], over white; `alphas` uint8 [N,128,128]; `grids` int16 [N,64]; `prompts` int16 [N,W,L] padded with 0, `lengths` int16
     [N,W]; `unseen` and `unseen_lengths` likewise, of the wordings held back.
     """
 
     names: list[str]
     pictures: npt.NDArray[np.uint8]
+    alphas: npt.NDArray[np.uint8]
     grids: npt.NDArray[np.int16]
     prompts: npt.NDArray[np.int16]
     lengths: npt.NDArray[np.int16]
@@ -55,6 +56,11 @@ class Prepared:
 
 def pictures(work: Path) -> dict[str, npt.NDArray[np.uint8]]:
     """Return {name: uint8 [128,128,3] over white} of every single character, fetching the package when it is not there."""
+    return {name: cutout[..., :3] for name, cutout in cutouts(work).items()}
+
+
+def cutouts(work: Path) -> dict[str, npt.NDArray[np.uint8]]:
+    """Return {name: uint8 [128,128,4]}: the colours over white, and how much of each pixel is the emoji's."""
     archive = work / ARCHIVE
     if not archive.exists():
         work.mkdir(parents=True, exist_ok=True)
@@ -75,13 +81,13 @@ def prepare(work: Path) -> None:
     from checkpoints.emoji.train.codes import grids  # torch and the AR stage's tokenizer only where they are needed
     from checkpoints.emoji.train.prompts import Renderer
 
-    found = pictures(work)
-    stacked = np.stack(list(found.values()))
+    found = cutouts(work)
+    stacked, alphas = np.split(np.stack(list(found.values())), (3,), axis=-1)
     renderer = Renderer.learn(list(found), work / TOKENIZER)
     prompts, lengths = _padded([renderer.render(asks) for asks in _asks(list(found))])
     unseen, unseen_lengths = _padded([renderer.render(wordings(name, UNSEEN)) for name in found])
     np.savez_compressed(
-        work / PREPARED, names=list(found), pictures=stacked, grids=grids(stacked, recipe.NUM_CODES), prompts=prompts,
+        work / PREPARED, names=list(found), pictures=stacked, alphas=alphas[..., 0], grids=grids(stacked, recipe.NUM_CODES), prompts=prompts,
         lengths=lengths, unseen=unseen, unseen_lengths=unseen_lengths,
     )  # fmt: skip
     print(f"{len(found)} pictures in {lengths.shape[1]} wordings of at most {lengths.max()} tokens")
@@ -91,7 +97,10 @@ def _over_white(webp: bytes) -> npt.NDArray[np.uint8]:
     image = Image.open(io.BytesIO(webp)).convert("RGBA")
     white = Image.new("RGBA", image.size, "white")
     white.alpha_composite(image)
-    return np.asarray(white.convert("RGB").resize((recipe.SIDE_PX, recipe.SIDE_PX), Image.Resampling.BOX))
+    white.putalpha(image.getchannel("A"))
+    # A resize of RGBA would weigh colours by alpha; these are already what is seen, so each channel is halved alone.
+    halved = [band.resize((recipe.SIDE_PX, recipe.SIDE_PX), Image.Resampling.BOX) for band in white.split()]
+    return np.stack([np.asarray(band) for band in halved], axis=-1)
 
 
 def _asks(names: list[str]) -> list[list[str]]:

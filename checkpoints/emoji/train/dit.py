@@ -2,9 +2,10 @@
 
 x_t = (1 - t) * noise + t * image, the target is image - noise, times lean towards those of the serving schedule. A tenth
 of the captions is dropped, which is what guidance compares with. Some text rows come from another picture: image rows are
-to be trusted where the two disagree, so that what the LLM drew decides the picture.
+to be trusted where the two disagree, so that what the LLM drew decides the picture. Each picture comes over many backdrops, of
+which rows say nothing: those are the noise's to choose.
 
-B pictures a step, M entries of the bank, z latents [N,16,h,w] normalised.
+B pictures a step, M entries of the bank, z latents [N,K,16,h,w] normalised, K backdrops a picture.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from checkpoints.emoji.train import llm, recipe, vae
+from checkpoints.emoji.train.backdrops import over, tints
 from checkpoints.emoji.train.bank import Bank
 from checkpoints.emoji.train.conditioned import Captions, Conditioned
 from checkpoints.emoji.train.data import Prepared
@@ -38,6 +40,7 @@ DROPPED = 0.1
 MISLEADING = 0.15
 UNIFORM_TIMES = 0.5  # the other times follow the serving schedule
 PER_PICTURE = 8
+NUM_BACKDROPS = 32
 SIDE = recipe.SIDE_PX // 16
 SHEET_PICTURES = 96
 SHEET_STEPS, SHEET_GUIDANCE = 20, 4.0
@@ -57,17 +60,22 @@ def run(work: Path, plan: recipe.StagePlan, device: str, limit: int | None, *, c
 
     def loss_of(generator: torch.Generator) -> Tensor:
         entry_B = torch.randint(len(bank.picture_M), (plan.batch,), generator=generator, device=device)
-        return _loss(model, z[bank.picture_M[entry_B]], _captions(bank, entry_B, generator), generator)
+        backdrop_B = torch.randint(z.shape[1], (plan.batch,), generator=generator, device=device)
+        return _loss(model, z[bank.picture_M[entry_B], backdrop_B], _captions(bank, entry_B, generator), generator)
 
     average = train(model, loss_of, plan, work / "dit", device)
     assert isinstance(average, Conditioned)
     save_file({name: tensor.contiguous().cpu() for name, tensor in average.state_dict().items()}, work / WEIGHTS)
-    _report(average, bank, z, work, device)
+    _report(average, bank, z, vae.to_alpha(prepared.alphas).to(device), work)
 
 
 def normalised(work: Path, prepared: Prepared, device: str) -> Tensor:
     """Return the latents of all pictures, shifted and scaled to unit size; write the two factors to SCALING."""
-    z = vae.encode(vae.load(work, device), vae.to_model(prepared.pictures).to(device))
+    autoencoder = vae.load(work, device)
+    x, alpha = vae.to_model(prepared.pictures).to(device), vae.to_alpha(prepared.alphas).to(device)
+    generator = torch.Generator(device).manual_seed(5)
+    versions = [vae.encode(autoencoder, over(x, alpha, tints(len(x), generator, device))) for _ in range(NUM_BACKDROPS)]
+    z = torch.stack(versions, dim=1)
     shift, scale = round(float(z.mean()), 4), round(1 / float(z.std()), 4)
     (work / SCALING).write_text(json.dumps({"scaling_factor": scale, "shift_factor": shift}) + "\n")
     return (z - shift) * scale
@@ -105,9 +113,9 @@ def _times(num: int, generator: torch.Generator, device: torch.device) -> Tensor
 
 
 @torch.no_grad()
-def _report(model: Conditioned, bank: Bank, z: Tensor, work: Path, device: str) -> None:
-    """Draw some pictures with guidance, print how near they come, and write them beside the true ones."""
-    entry_B = torch.arange(0, len(bank.picture_M), max(1, len(bank.picture_M) // SHEET_PICTURES), device=device)[
+def _report(model: Conditioned, bank: Bank, z: Tensor, alpha: Tensor, work: Path) -> None:
+    """Draw some pictures with guidance, print how near the emoji come, and write them beside true ones over some backdrop."""
+    entry_B = torch.arange(0, len(bank.picture_M), max(1, len(bank.picture_M) // SHEET_PICTURES), device=z.device)[
         :SHEET_PICTURES
     ]
     captions = Captions(
@@ -118,19 +126,21 @@ def _report(model: Conditioned, bank: Bank, z: Tensor, work: Path, device: str) 
     schedule = Schedule.plan(
         step_times(SHEET_STEPS, size_px), [Guidance(SHEET_GUIDANCE, (0, 1))] * num, z.dtype, z.device
     )
-    noise = torch.cat([initial_noise(seed, z.shape[1], size_px, z.dtype) for seed in range(num)]).to(device)
+    noise = torch.cat([initial_noise(seed, z.shape[2], size_px, z.dtype) for seed in range(num)]).to(z.device)
     drawn = denoise(
         noise, schedule, lambda x, t: model.transformer(x, t, guided), lambda x, t: model.transformer(x, t, empty)
     )
     factors = json.loads((work / SCALING).read_text())
-    decoder = vae.load(work, device)
+    decoder = vae.load(work, str(z.device))
     pairs = (
-        torch.stack((z[bank.picture_M[entry_B]], drawn), dim=1).flatten(0, 1) / factors["scaling_factor"]
+        torch.stack((z[bank.picture_M[entry_B], 0], drawn), dim=1).flatten(0, 1) / factors["scaling_factor"]
         + factors["shift_factor"]
     )
     images = torch.cat([decoder.decode(part).sample for part in torch.split(pairs, vae.ENCODE_BATCH)]).clamp(-1, 1)
     true, drawn = images[0::2], images[1::2]
-    psnr_db = -10 * ((true - drawn).square().mean((1, 2, 3)) / 4).log10()
+    share = alpha[bank.picture_M[entry_B]]
+    error_B = (share * (true - drawn).square()).mean((1, 2, 3)) / share.mean((1, 2, 3))
+    psnr_db = -10 * (error_B / 4).log10()
     print(f"dit drawn against true psnr_db {psnr_db.mean():.2f}, worst {psnr_db.min():.2f}", flush=True)
     rgb = ((images + 1) * 127.5).round().byte().permute(0, 2, 3, 1).cpu().numpy()
     save_sheet(list(rgb), work / "dit.sheet.png")

@@ -1,4 +1,4 @@
-"""Do stage 1: train the autoencoder, then encode every picture.
+"""Do stage 1: train the autoencoder on every picture over any backdrop.
 
 The weight of the KL term is high for a VAE that a diffusion model uses: its noise teaches the decoder to forgive small
 errors in the latents, which at this size matter more than the last decibel of reconstruction.
@@ -18,11 +18,12 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from checkpoints.emoji.train import recipe
+from checkpoints.emoji.train.backdrops import over, tints
 from checkpoints.emoji.train.data import Prepared
 from checkpoints.emoji.train.loop import train
 from checkpoints.emoji.train.sheets import save_sheet
 
-__all__ = ["build", "encode", "load", "run", "to_model"]
+__all__ = ["build", "encode", "load", "run", "to_alpha", "to_model"]
 
 KL_WEIGHT = 1e-2
 EDGE_WEIGHT = 0.5
@@ -39,13 +40,14 @@ def run(work: Path, plan: recipe.StagePlan, device: str, limit: int | None) -> N
     """Train and write the averaged weights, a sheet of reconstructions and the loss curve into `work`."""
     if (work / WEIGHTS).exists():
         return
-    x = to_model(Prepared.open(work, limit).pictures).to(device)
+    prepared = Prepared.open(work, limit)
+    x, alpha = to_model(prepared.pictures).to(device), to_alpha(prepared.alphas).to(device)
     vae = build().to(device, memory_format=torch.channels_last)
 
     def loss_of(generator: torch.Generator) -> Tensor:
         index_B = torch.randint(len(x), (plan.batch,), generator=generator, device=device)
         mirrored_B111 = (torch.rand(plan.batch, generator=generator, device=device) < 0.5)[:, None, None, None]
-        picked = x[index_B]
+        picked = over(x[index_B], alpha[index_B], tints(plan.batch, generator, device))
         return _loss(vae, torch.where(mirrored_B111, picked.flip(-1), picked), generator)
 
     average = train(vae, loss_of, plan, work / "vae", device)
@@ -69,6 +71,11 @@ def encode(vae: Any, x: Tensor) -> Tensor:
 def to_model(pictures: np.ndarray[Any, np.dtype[np.uint8]]) -> Tensor:
     """Return uint8 [N,H,W,3] as float32 [N,3,H,W] in [-1, 1]."""
     return torch.from_numpy(pictures).permute(0, 3, 1, 2).float() / 127.5 - 1
+
+
+def to_alpha(alphas: np.ndarray[Any, np.dtype[np.uint8]]) -> Tensor:
+    """Return uint8 [N,H,W] as float32 [N,1,H,W] in [0, 1]."""
+    return torch.from_numpy(alphas).unsqueeze(1).float() / 255
 
 
 def _loss(vae: Any, x: Tensor, generator: torch.Generator) -> Tensor:
