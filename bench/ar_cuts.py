@@ -71,8 +71,10 @@ def candidates(name: str, weights: StepWeights, known: Cut) -> Iterator[Tiles]:
     matrix: Matrix = getattr(weights.layers[0], name)
     num_outputs, bytes_each = matrix.shape[0], 4 if matrix.is_words else 2
     together = 2 if name == "gated" else 1  # gate and up are read side by side
-    for block_n, columns, residents, num_warps in product((64, 128), (64, 128), (1, 2, 3), (4, 8)):
+    for block_n, columns, residents, num_warps in product((64, 128), (64, 128), (1, 2, 3), (2, 4, 8)):
         if (name == "heads" and block_n == 64) or (block_n == 64 and num_warps == 8):
+            continue
+        if num_warps == 2 and not (matrix.is_words and block_n == 64):  # products warp by warp, without Hopper's wgmma
             continue
         block_k = columns // 2 if matrix.is_words else columns
         stage_bytes = block_k * (together * block_n * bytes_each + ROWS * 2 * (4 if matrix.is_words else 1))
