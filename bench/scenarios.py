@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mammoth_operator.tuning.planner import capacity_per_s
-from mammoth_operator.tuning.profile import Profile
+from mammoth_operator.tuning.profile import Costs, Profile
 from mammoth_operator.tuning.samples import Ask
 from mammoth_operator.tuning.traces import Phase, Rate, arrivals
 from mammoth_operator.tuning.twin import Plant, Setting
@@ -70,9 +70,9 @@ def profile_of(name: str) -> Profile:
 
 def best_rate(profile: Profile, sizes: Mapping[int, float]) -> float:
     """Return the pictures a second of a mix that one DiT replica could draw at most, every size at its best wave size."""
-    total = sum(sizes.values())
+    total, costs = sum(sizes.values()), Costs(profile)
     per_picture_s = sum(
-        weight / total / capacity_per_s(profile, [Ask(0.0, side, side, NUM_STEPS)], Setting(), Plant())[1]
+        weight / total / capacity_per_s(costs, [Ask(0.0, side, side, NUM_STEPS)], Setting(), Plant())[1]
         for side, weight in sizes.items()
     )
     return 1.0 / per_picture_s

@@ -58,6 +58,8 @@ class View:
     digests: frozenset[str] = frozenset()
     scaling_conflict: str = ""
     drift_fought: str = ""
+    slo_burning: str = ""
+    tuning_reverted: str = ""
     tuning: tuple[str, str, str] = ("False", "NotEnoughData", "no measurements to decide from")
     acked: tuple[int, int] = (0, 0)
 
@@ -162,6 +164,10 @@ def _degraded(view: View) -> Condition:
     lost = [f"{pool} {view.pools[pool].available}/{view.want[pool]}" for pool in POOLS if view.lacks(pool)]
     if view.was_complete and lost and not (view.paused or view.draining):
         return Condition(kind, "True", "PodsLost", f"available: {', '.join(lost)}")
+    if view.slo_burning:
+        return Condition(kind, "True", "SLOBurning", view.slo_burning)
+    if view.tuning_reverted:
+        return Condition(kind, "True", "TuningReverted", view.tuning_reverted)
     return Condition(kind, "False", "AsExpected", "nothing is wrong that would cost service")
 
 

@@ -212,6 +212,8 @@ class _Reconcile:
             digests=frozenset(loads[pod.uid].model_digest for pod in ready if pod.uid in loads and loads[pod.uid].model_digest and hash_of(pod) == self.target),
             scaling_conflict=scaling_conflict(self.parent, self.spec),
             drift_fought=fought,
+            slo_burning=self.tuned.burning,
+            tuning_reverted=self.tuned.reverted,
             tuning=self.tuned.verdict.condition,
             acked=(sum(self._has_acked(pod) for pod in ready), len(ready)),
         )  # fmt: skip

@@ -76,6 +76,7 @@ def _capacity() -> Schema:
     return _object(
         imagesPerHour={"type": "number"}, profileTime=_time(), gpu=_text(), basis=_text(16),
         p95Seconds=_list({**_object(name=_text(32), seconds={"type": "number"}), "required": ["name"]}, 16, "name"),
+        waves=_list({**_object(size=_text(16), pictureMs={"type": "number"}, fixedMs={"type": "number"}, missPercent={"type": "number"}), "required": ["size"]}, 8, "size"),
     )  # fmt: skip
 
 
@@ -104,7 +105,7 @@ def status_schema() -> Schema:
                 time=_time(),
                 reason=_text(32),
                 message=_text(MESSAGE_MAX_LENGTH),
-                needs=_list(_object(time=_time(), ar=_count(), dit=_count()), 12),
+                needs=_list(_object(time=_time(), ar=_count(), dit=_count(), perSecond={"type": "number"}), 12),
             ),
             rollout=_object(
                 target=_text(16),

@@ -9,6 +9,7 @@ import pytest
 
 from mammoth_operator.decide import Known
 from mammoth_operator.podfacts import Failure
+from mammoth_operator.tuning.samples import Ask, Observed, Sample
 
 
 def kinds(world):
@@ -236,3 +237,22 @@ def test_a_pod_that_dies_before_its_revision_ever_served_says_nothing_of_batches
     world.step()
     assert world.status["tuning"]["applied"]["arMaxNumSeqs"] == 32
     assert "memoryCeilings" not in world.status
+
+
+def test_a_promise_that_is_missed_by_far_is_told_until_it_is_kept_again(world):
+    world.edit(tuning={"sloClasses": [{"name": "all", "p95Seconds": 5}]})
+    world.settle()
+    now_s = world.now.timestamp()
+
+    def ended(latency_s: float) -> Known:
+        ask = Ask(now_s - 60.0 - latency_s, 512, 512, 50)
+        return Known(observed=Observed(tuple(Sample(ask, done_s=now_s - 60.0) for _ in range(30))))
+
+    world.known = ended(9.0)
+    world.step()
+    assert world.condition("Degraded") == ("True", "SLOBurning")
+    assert world.condition("Ready") == ("True", "Available")
+    assert world.status["phase"] == "Degraded"
+    world.known = ended(1.0)
+    world.step()
+    assert world.condition("Degraded") == ("False", "AsExpected")

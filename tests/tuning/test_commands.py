@@ -44,6 +44,14 @@ class TestPlan:
         assert "kept" in out
         assert "█" in out
 
+    @pytest.mark.parametrize(("hours", "unit"), [(0.004, "s"), (0.3, "min"), (2.0, "h")])
+    def test_no_two_bars_have_one_time(self, profile_path, hours, unit):
+        words = [*PLAN[:5], "--hours", hours, *PLAN[7:], "--profile", profile_path]
+        bars = [line for line in run(*words).splitlines() if "█" in line]
+        times = [line.partition("█")[0].strip() for line in bars]
+        assert len(set(times)) == len(times) > 3
+        assert {time.split()[1] for time in times} == {unit}
+
     def test_answers_as_json_and_the_same_again(self, profile_path):
         words = (
             *PLAN,

@@ -10,11 +10,13 @@ import pytest
 from mammoth_operator.spec import parse
 from mammoth_operator.tuning.closed_loop import run_planned
 from mammoth_operator.tuning.objective import Goal, Promise, score
-from mammoth_operator.tuning.planner import Budget, Replicas, capacity_per_s, needed, next_replicas
+from mammoth_operator.tuning.planner import Budget, Known, Replicas, capacity_per_s, needed, next_replicas
+from mammoth_operator.tuning.profile import Costs
 from mammoth_operator.tuning.samples import Observed, Sample
 from mammoth_operator.tuning.sizing import budget_of, planned, sized
 from mammoth_operator.tuning.traces import Phase, arrivals
-from mammoth_operator.tuning.twin import Plant, Setting, replay
+from mammoth_operator.tuning.trial import replay
+from mammoth_operator.tuning.twin import Plant, Setting
 
 GOAL = Goal("slo", (Promise("all", 12.0, 4 * 2**20),))
 SETTING = Setting(dit_max_num_seqs=1, wait_ms=0.0)
@@ -30,31 +32,33 @@ class TestNeeded:
     @pytest.mark.parametrize(("num_dits", "per_s"), LOADS.items())
     def test_is_what_an_exhaustive_search_finds(self, profile, num_dits, per_s):
         asks = load(per_s)[-300:]
-        found = needed(profile, asks, SETTING, GOAL, Budget())
+        found = needed(Costs(profile), asks, SETTING, GOAL, Budget())
         assert (found.replicas, found.kept) == (Replicas(1, num_dits), True)
         for fewer in range(1, num_dits):
             assert score(replay(profile, replace(SETTING, dit_replicas=fewer), asks), GOAL).miss > 0
 
     def test_never_goes_beyond_the_budget(self, profile):
-        found = needed(profile, load(5.0), SETTING, GOAL, Budget(devices=3))
+        found = needed(Costs(profile), load(5.0), SETTING, GOAL, Budget(devices=3))
         assert found.replicas.total <= 3
         assert not found.kept
 
     def test_stays_within_the_bounds_of_each_pool(self, profile):
-        assert needed(profile, load(0.2), SETTING, GOAL, Budget(ar=(2, 4), dit=(3, 4))).replicas == Replicas(2, 3)
+        assert needed(Costs(profile), load(0.2), SETTING, GOAL, Budget(ar=(2, 4), dit=(3, 4))).replicas == Replicas(
+            2, 3
+        )
 
     def test_the_ratio_of_the_pools_follows_the_rows_of_the_llm(self, profile):
         """One row at a time, the LLM is what is short; thirty-two at a time, the DiT is."""
         asks = load(1.3)
-        few = needed(profile, asks, replace(SETTING, ar_max_num_seqs=1), GOAL, Budget()).replicas
-        many = needed(profile, asks, SETTING, GOAL, Budget()).replicas
+        few = needed(Costs(profile), asks, replace(SETTING, ar_max_num_seqs=1), GOAL, Budget()).replicas
+        many = needed(Costs(profile), asks, SETTING, GOAL, Budget()).replicas
         assert few.ar > few.dit
         assert many.ar < many.dit
 
     def test_without_promises_devices_are_loaded_to_four_fifths(self, profile):
         asks = load(2.2)
-        _, dit_per_s = capacity_per_s(profile, asks, SETTING, Plant())
-        found = needed(profile, asks, SETTING, Goal(), Budget())
+        _, dit_per_s = capacity_per_s(Costs(profile), asks, SETTING, Plant())
+        found = needed(Costs(profile), asks, SETTING, Goal(), Budget())
         assert found.replicas.dit == -int(-2.2 // (0.8 * dit_per_s))
 
     def test_devices_of_a_replica_are_counted(self):
@@ -77,7 +81,7 @@ class TestNext:
         assert reasons[-1] == "ScaleDown"
 
     def test_what_was_needed_lately_is_kept(self, profile):
-        needs = [(60.0 * minute, Replicas(1, 3)) for minute in range(10)]
+        needs = [Known(60.0 * minute, Replicas(1, 3)) for minute in range(10)]
         assert next_replicas(
             600.0, Replicas(1, 3), load(0.5), profile, SETTING, GOAL, Budget(), needs
         ).replicas == Replicas(1, 3)
@@ -89,6 +93,19 @@ class TestNext:
         with_trend = next_replicas(600.0, Replicas(1, 1), rising, profile, SETTING, GOAL, Budget(), (), ahead).replicas
         without = next_replicas(600.0, Replicas(1, 1), flat, profile, SETTING, GOAL, Budget(), (), ahead).replicas
         assert with_trend.dit > without.dit
+
+    def test_a_growing_load_keeps_what_it_will_need_again_soon(self, profile):
+        """What could be spared now is not, where the rate of ten minutes ago says that it will be needed in ten minutes."""
+        asks = load(1.1, 600.0)
+        per_s = len(asks) / (asks[-1].at_s - asks[0].at_s)
+        replicas = [
+            next_replicas(
+                600.0, Replicas(1, 2), asks, profile, SETTING, GOAL, Budget(),
+                [Known(60.0 * minute, Replicas(1, 1), rate) for minute in range(10)], Plant(),
+            ).replicas
+            for rate in (per_s, 0.8 * per_s)
+        ]  # fmt: skip
+        assert replicas == [Replicas(1, 1), Replicas(1, 2)]
 
     def test_keeps_the_promise_with_few_devices_and_never_flaps(self, profile):
         asks = load(2.2, 3600.0)

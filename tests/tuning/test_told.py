@@ -35,6 +35,20 @@ async def test_a_picture_is_told_of_with_its_times_in_order(ar, dit):
     assert newer.instance == state.instance
 
 
+async def test_the_estimate_of_an_order_is_compared_with_its_end(ar):
+    """Nothing was measured when the first was asked for, so that it has none."""
+
+    def compared() -> float | None:
+        return ar.stage.metrics.registry.get_sample_value("mammoth_eta_error_seconds_count", {"stage": "ar"})
+
+    async with AsyncClient(ar.address) as client:
+        await client.generate("a mammoth", seed=1, **SMALL)
+        assert compared() == 0
+        await client.generate("a mammoth", seed=2, **SMALL)
+    assert compared() == 1
+    assert ar.stage.metrics.registry.get_sample_value("mammoth_eta_error_seconds_sum", {"stage": "ar"}) > 0
+
+
 async def test_a_picture_that_fails_is_told_of_as_failed(serve_ar, serve_dit):
     async with serve_dit() as dit, serve_ar(dit.address) as ar, AsyncClient(ar.address) as client:
         dit.gate.drain()

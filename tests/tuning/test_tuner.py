@@ -12,8 +12,9 @@ from mammoth_operator.tuning.objective import Goal, Promise, class_of, score
 from mammoth_operator.tuning.records import Record
 from mammoth_operator.tuning.samples import Ask, Sample, percentile
 from mammoth_operator.tuning.traces import Phase, arrivals
+from mammoth_operator.tuning.trial import replay
 from mammoth_operator.tuning.tuner import Guard, Limits, Measured, is_due, tune
-from mammoth_operator.tuning.twin import Setting, replay
+from mammoth_operator.tuning.twin import Setting
 
 BAD_START = Setting(dit_max_num_seqs=8, wait_ms=100.0)
 
@@ -51,6 +52,15 @@ class TestFindsByItself:
         assert course.settings[-1][1].dit_max_num_seqs == 1
         first_s = min(record.time_s for record in course.records if record.time_s > 1200)
         assert first_s - 1200 <= 3 * Guard().cooldown_s
+
+    @pytest.mark.parametrize(("rows", "first"), [(1, 2), (2, 4)])
+    def test_that_the_llm_may_write_more_at_once(self, profile, rows, first):
+        """A guided picture joins with two rows: one row more would change nothing."""
+        load = [replace(ask, rows=rows) for ask in arrivals([Phase(300, 1.2, {256: 1})], seed=10)]
+        start = Setting(ar_max_num_seqs=rows, dit_max_num_seqs=1, wait_ms=0.0)
+        answer = tune(seen(profile, start, load), start, Limits(), profile)
+        assert answer.record is not None
+        assert (answer.record.knob, answer.record.new) == ("arMaxNumSeqs", first)
 
 
 def test_steady_load_is_left_alone(profile, medium_load):

@@ -8,11 +8,15 @@ from dataclasses import replace
 import pytest
 
 from mammoth_operator.tuning.calibration import overheads, written
+from mammoth_operator.tuning.objective import Goal, Promise, score
+from mammoth_operator.tuning.profile import Costs
 from mammoth_operator.tuning.samples import Ask, percentile
 from mammoth_operator.tuning.traces import Phase, arrivals
-from mammoth_operator.tuning.twin import Plant, Setting, Twin, replay
+from mammoth_operator.tuning.trial import Asked, Written, replay
+from mammoth_operator.tuning.twin import Plant, Setting, Twin
 
 NO_HOP = Plant(hop_s=0.0)
+GOAL = Goal("slo", (Promise("small", 8.0, 256 * 256), Promise("all", 20.0, 4 * 2**20)))
 PICTURE = {"height_px": 256, "width_px": 256, "steps": 10}
 AR_S = 272 * 0.0037 + 0.008  # 16 x 17 tokens and the prompt
 DRAW_S = 10 * 0.0052 + 0.008
@@ -64,6 +68,47 @@ def test_rows_drawn_alone_leave_one_by_one(profile):
     assert ends == sorted(ends)
     wave_s = 10 * (8.2 + 15.8) / 2 / 1e3 + 3 * 0.008  # a wave of three lies between two and four
     assert ends[1] - ends[0] == pytest.approx(wave_s / 3)
+
+
+LOADS = [Phase(300, 1.0, {512: 1.0, 256: 2.0}), Phase(300, 4.0, {256: 1.0})]
+SETTINGS = [
+    pytest.param(Setting(), False, id="defaults"),
+    pytest.param(Setting(1, 1, 0.0, 2, 3), False, id="one at a time, several replicas"),
+    pytest.param(Setting(4, 3, 100.0, 3, 2), False, id="small caps and a long wait"),
+    pytest.param(Setting(32, 8, 20.0, 1, 2), True, id="rows drawn alone"),
+]
+
+
+@pytest.mark.parametrize(("setting", "alone"), SETTINGS)
+class TestTrial:
+    """Nothing changes on the way: what needs no clock must say what the clock says, to the last bit."""
+
+    @pytest.fixture
+    def world(self, profile, alone):
+        return replace(profile, rows_alone=alone), Plant(before_s=0.1, after_s=0.2)
+
+    @pytest.fixture
+    def load(self):
+        return [replace(ask, rows=1 + index % 2) for index, ask in enumerate(arrivals(LOADS, 7))]
+
+    def test_both_stages_do_as_in_the_twin(self, world, setting, load):
+        profile, plant = world
+        twin = Twin(profile, setting, plant, start_s=load[0].at_s)
+        twin.ask(load)
+        twin.run()
+        expected = sorted(twin.finished, key=lambda sample: sample.ask.at_s)
+        found = replay(profile, setting, load, plant)
+        assert [sample.done_s for sample in found] == sorted(sample.done_s for sample in found)
+        assert sorted(found, key=lambda sample: sample.ask.at_s) == expected
+        assert Asked(load, Costs(profile), GOAL, plant).score(setting) == score(expected, GOAL)
+
+    def test_the_dit_stage_alone_does_as_in_the_twin(self, world, setting, load):
+        profile, plant = world
+        past = replay(profile, Setting(ar_replicas=3, dit_replicas=2), load, plant)[50:350]
+        twin = Twin(profile, setting, plant, start_s=min(sample.started_s for sample in past))
+        twin.resume(sorted(past, key=lambda sample: sample.ready_s))
+        twin.run()
+        assert Written(past, Costs(profile), GOAL, plant).score(setting) == score(twin.finished, GOAL)
 
 
 def test_equal_inputs_give_equal_outputs(profile, small_load):

@@ -10,12 +10,14 @@ import pytest
 from mammoth_operator.limits import Caps
 from mammoth_operator.spec import Freeze, Tuning, parse
 from mammoth_operator.tuning.capacity import capacity_of
+from mammoth_operator.tuning.deciding import reverted
 from mammoth_operator.tuning.objective import Promise
 from mammoth_operator.tuning.profile import NO_PROFILE, Profile, Profiled
 from mammoth_operator.tuning.samples import Ask, Observed, Sample
-from mammoth_operator.tuning.slo import promises_of, result_of
+from mammoth_operator.tuning.slo import burning, promises_of, result_of
 from mammoth_operator.tuning.standing import Standing, bounds_problem, frozen_until, refusal
-from mammoth_operator.tuning.twin import Plant, Setting, replay
+from mammoth_operator.tuning.trial import replay
+from mammoth_operator.tuning.twin import Plant, Setting
 from mammoth_operator.tuning.verdict import reach, verdict
 
 NOW = datetime(2026, 12, 1, 12, 0, tzinfo=UTC)
@@ -226,6 +228,15 @@ class TestCapacity:
         one, two = (capacity_of(profile, (512, 512), (), Setting(dit_replicas=n))["imagesPerHour"] for n in (1, 2))
         assert two == pytest.approx(2 * one, rel=0.01)
 
+    def test_says_how_well_a_line_describes_the_waves(self, profile):
+        waves = capacity_of(profile, (512, 512), (), Setting())["waves"]
+        assert [line["size"] for line in waves] == ["256x256", "512x512"]
+        small = waves[0]
+        for count, ms in profile.dit_step_ms[256, 256].items():
+            line_ms = small["fixedMs"] + count * small["pictureMs"]
+            assert abs(line_ms / ms - 1) <= small["missPercent"] / 100 + 1e-3
+        assert 0 < small["missPercent"] < 20
+
     def test_promises_are_kept_late_or_failed(self):
         promises = promises_of({"tuning": {"sloClasses": [{"name": "s", "p95Seconds": 5, "maxPixels": 65536}]}})
         ask = Ask(0.0, 256, 256, 50)
@@ -236,3 +247,57 @@ class TestCapacity:
             Sample(Ask(0.0, 512, 512, 50), done_s=1.0),
         ]
         assert [result_of(each, promises) for each in results] == [("s", "kept"), ("s", "late"), ("s", "failed"), None]
+
+
+class TestBurning:
+    PROMISES = (Promise("small", 5.0, 256 * 256), Promise("large", 20.0, 512 * 512))
+
+    def pictures(self, latency_s: float, num: int, ended_ago_s: float, side: int = 256, failed: bool = False):
+        now_s = NOW.timestamp()
+        return [
+            Sample(Ask(now_s - ended_ago_s - latency_s, side, side, 50), done_s=now_s - ended_ago_s, failed=failed)
+            for _ in range(num)
+        ]
+
+    @pytest.mark.parametrize(
+        ("pictures", "burns"),
+        [
+            pytest.param([(9.0, 30, 100.0)], True, id="late for an hour and still"),
+            pytest.param([(1.0, 30, 100.0, 256, True)], True, id="failed ones count"),
+            pytest.param([(9.0, 30, 1000.0), (1.0, 10, 100.0)], False, id="it is over"),
+            pytest.param([(1.0, 90, 1000.0), (9.0, 10, 100.0)], False, id="a few minutes are no hour"),
+            pytest.param([(9.0, 19, 100.0)], False, id="too few to tell"),
+            pytest.param([(9.0, 40, 4000.0)], False, id="long ago"),
+            pytest.param([(9.0, 10, 100.0), (1.0, 30, 100.0)], False, id="fewer than the alert's share"),
+            pytest.param([(9.0, 30, 100.0, 512)], False, id="another class allows it"),
+        ],
+    )
+    def test_names_a_promise_that_is_missed_by_far(self, pictures, burns):
+        samples = [sample for each in pictures for sample in self.pictures(*each)]
+        said = burning(samples, self.PROMISES, NOW.timestamp())
+        assert bool(said) == burns
+        assert said.startswith("small: " if burns else "")
+
+    def test_names_the_worst_of_two(self):
+        samples = self.pictures(9.0, 20, 10.0) + self.pictures(1.0, 20, 10.0) + self.pictures(99.0, 40, 10.0, 512)
+        assert burning(samples, self.PROMISES, NOW.timestamp()).startswith("large: 40 of 40 ")
+
+
+@pytest.mark.parametrize(
+    ("outcome", "ago", "told"),
+    [
+        ("revert", timedelta(minutes=5), True),
+        ("revert", timedelta(hours=2), False),
+        ("kept", timedelta(minutes=5), False),
+    ],
+)
+def test_a_change_that_was_taken_back_is_told_until_it_is_known_to_have_helped(outcome, ago, told):
+    last = {
+        "time": f"{NOW - ago:%Y-%m-%dT%H:%M:%SZ}",
+        "knob": "ditMaxNumSeqs",
+        "to": 1,
+        "outcome": outcome,
+        "evidence": "p95",
+    }
+    assert reverted({"lastDecision": last}, NOW) == ("ditMaxNumSeqs is back at 1: p95" if told else "")
+    assert reverted({}, NOW) == ""

@@ -7,6 +7,7 @@ import math
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from mammoth_wire.params import MAX_PIXELS, MAX_STEPS
 __all__ = ["plan"]
 
 BAR_WIDTH = 50
+TIME_UNITS = ((1, "h"), (60, "min"), (3600, "s"))  # how many to an hour
 
 
 @click.command()
@@ -144,9 +146,12 @@ def _deployed(answer: Mapping[str, Any]) -> Table:
 
 
 def _plot(points: Sequence[Sequence[float]]) -> str:
-    """Return p95 over time as bars."""
+    """Return p95 over time as bars. Times are written in the largest unit that tells one from the next."""
     most = max(seconds for _, seconds in points)
+    nearest = min((later - now for (now, _), (later, _) in pairwise(points)), default=math.inf)
+    times_an_hour, unit = next((pair for pair in TIME_UNITS if nearest * pair[0] >= 0.01), TIME_UNITS[-1])
     rows = [
-        f"{hours:7.2f} h {'█' * max(round(BAR_WIDTH * seconds / most), 1)} {seconds:.1f} s" for hours, seconds in points
+        f"{hours * times_an_hour:7.2f} {unit} {'█' * max(round(BAR_WIDTH * seconds / most), 1)} {seconds:.1f} s"
+        for hours, seconds in points
     ]
     return "p95 by time\n" + "\n".join(rows)

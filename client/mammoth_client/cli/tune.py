@@ -49,6 +49,8 @@ def explanation(status: Mapping[str, Any]) -> Iterator[str]:
     if capacity := status.get("capacity"):
         classes = "".join(f", p95 of {each['name']} {each['seconds']:g} s" for each in capacity.get("p95Seconds", ()))
         yield f"capacity: {capacity['imagesPerHour']:g} images an hour{classes} ({capacity['gpu']}, measured {capacity['profileTime']})"
+    for line in status.get("capacity", {}).get("waves", ()):
+        yield f"a step at {line['size']}: {line['fixedMs']:g} ms and {line['pictureMs']:g} ms a picture, within {line['missPercent']:g} %"
     if scaling := status.get("scaling"):
         yield f"replicas: AR {scaling['ar']}, DiT {scaling['dit']} ({scaling['reason']}: {scaling['message']})"
     history = tuning.get("history", ())

@@ -9,7 +9,8 @@ from statistics import median
 
 from mammoth_operator.tuning.profile import Costs, Profile, Size
 from mammoth_operator.tuning.samples import Sample, percentile
-from mammoth_operator.tuning.twin import Plant, Setting, replay
+from mammoth_operator.tuning.trial import replay
+from mammoth_operator.tuning.twin import Plant, Setting
 
 __all__ = ["Calibrated", "calibrated", "overheads", "written"]
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from mammoth_operator.tuning.objective import Goal
-from mammoth_operator.tuning.planner import Budget, Replicas, next_replicas
+from mammoth_operator.tuning.planner import Budget, Known, Replicas, next_replicas
 from mammoth_operator.tuning.profile import Profile
 from mammoth_operator.tuning.records import Knob, Record
 from mammoth_operator.tuning.samples import Ask, Sample
@@ -23,13 +22,12 @@ PLANNED_S = 600.0  # seconds that the planner looks back on
 
 @dataclass(slots=True)
 class Course:
-    """What happened: pictures, changes, settings by time, the slowest decision, device seconds."""
+    """What happened: pictures, changes, settings by time, device seconds."""
 
     samples: list[Sample]
     records: list[Record] = field(default_factory=list)
     settings: list[tuple[float, Setting]] = field(default_factory=list)
     doubts: list[tuple[float, str]] = field(default_factory=list)
-    decision_s: float = 0.0
     gpu_s: float = 0.0
     span_s: float = 0.0
 
@@ -55,12 +53,10 @@ def run_tuned(
         twin.run(twin.now_s + FAST_S)
         if not is_due(twin.now_s, weighed_s, len(twin.finished) - num_weighed, guard):
             continue
-        began = time.thread_time()
         answer = tune(
             Measured(twin.now_s, twin.finished[-KEPT:]), twin.setting, limits, believed or plant_profile, history,
             goal=goal, guard=guard, plant=plant,
         )  # fmt: skip
-        course.decision_s = max(course.decision_s, time.thread_time() - began)
         history = answer.history
         if answer.weighed:
             weighed_s, num_weighed = twin.now_s, len(twin.finished)
@@ -80,7 +76,7 @@ def run_planned(
     twin = Twin(profile, start, plant)
     twin.ask(asks)
     course = Course(twin.finished, settings=[(0.0, start)])
-    needs: tuple[tuple[float, Replicas], ...] = ()
+    needs: tuple[Known, ...] = ()
     seen = 0
     while twin.now_s < asks[-1].at_s:
         twin.run(twin.now_s + SLOW_S)
@@ -90,9 +86,7 @@ def run_planned(
         if not recent:
             continue
         current = Replicas(twin.setting.ar_replicas, twin.setting.dit_replicas)
-        began = time.thread_time()
         scale = next_replicas(twin.now_s, current, recent, profile, twin.setting, goal, budget, needs, plant)
-        course.decision_s = max(course.decision_s, time.thread_time() - began)
         needs = scale.needs
         if scale.replicas != current:
             twin.change(replace(twin.setting, ar_replicas=scale.replicas.ar, dit_replicas=scale.replicas.dit))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any
 
 from mammoth_operator.limits import Caps
@@ -17,13 +17,15 @@ from mammoth_operator.tuning.capacity import basis_of, capacity_of
 from mammoth_operator.tuning.profile import Profiled
 from mammoth_operator.tuning.samples import Observed
 from mammoth_operator.tuning.sizing import sized
+from mammoth_operator.tuning.slo import burning
 from mammoth_operator.tuning.standing import Standing
 from mammoth_operator.tuning.twin import Plant, Setting
 from mammoth_operator.tuning.verdict import Verdict, goal_of, reach, under, verdict
 
-__all__ = ["Ground", "Tuned", "tuned"]
+__all__ = ["Ground", "Tuned", "reverted", "tuned"]
 
 START_S = 120.0  # where no pod says what it took
+REVERT_TOLD = timedelta(hours=1)
 Status = dict[str, Any]
 
 
@@ -45,11 +47,16 @@ class Ground:
 
 @dataclass(frozen=True, slots=True)
 class Tuned:
-    """The verdict on the caps, and what `status.capacity` and `status.scaling` are."""
+    """The verdict on the caps, what `status.capacity` and `status.scaling` are, which promise burns, which change was taken back.
+
+    The last two are sentences, empty when nothing is wrong.
+    """
 
     verdict: Verdict
     capacity: Status
     scaling: Status
+    burning: str = ""
+    reverted: str = ""
 
 
 def tuned(ground: Ground, previous: Mapping[str, Any], now: datetime) -> Tuned:
@@ -79,9 +86,24 @@ def tuned(ground: Ground, previous: Mapping[str, Any], now: datetime) -> Tuned:
     )
     words = verdict(standing, known, ground.within, there, setting, plant, now)
     setting = under(setting, words.caps)
-    held = bool(ground.rolling) or spec.paused or bool(standing.silent) or bool(standing.old)
+    # one comparison a look: replicas are weighed in the next look when the caps were in this one
+    held = words.weighed or bool(ground.rolling) or spec.paused or bool(standing.silent) or bool(standing.old)
     scaling = sized(spec, previous.get("scaling", {}), ground.observed, ground.profiled.profile, setting, goal_of(spec.tuning), plant, now, hold=held)  # fmt: skip
-    return Tuned(words, _capacity(ground, previous.get("capacity", {}), setting, plant), scaling)
+    return Tuned(
+        words,
+        _capacity(ground, previous.get("capacity", {}), setting, plant),
+        scaling,
+        burning(ground.observed.samples, goal_of(spec.tuning).promises, now.timestamp()),
+        reverted(words.status, now),
+    )
+
+
+def reverted(tuning: Mapping[str, Any], now: datetime) -> str:
+    """Say which change has just been taken back; empty once the pictures since have shown that this helped."""
+    last = tuning.get("lastDecision", {})
+    if last.get("outcome") != "revert" or now - datetime.fromisoformat(last["time"]) > REVERT_TOLD:
+        return ""
+    return f"{last['knob']} is back at {last['to']:g}: {last['evidence']}"
 
 
 def start_s(pods: Sequence[Child]) -> float:

@@ -9,9 +9,19 @@ from mammoth_operator.tuning.profile import Costs
 from mammoth_operator.tuning.samples import Sample
 from mammoth_policy.waves import Policy, Run, Wait, plan
 
-__all__ = ["DitReplica"]
+__all__ = ["DitReplica", "ends_s"]
 
 Act = Callable[[float, object], None]
+
+
+def ends_s(now_s: float, count: int, denoise_s: float, decode_s: float, *, alone: bool) -> list[float]:
+    """Return when each picture of a wave that starts now leaves: one by one under `alone`, otherwise after the last step of all."""
+    first_s, each_s = (now_s, decode_s + denoise_s) if alone else (now_s + denoise_s, decode_s)
+    ends = []
+    for _ in range(count):
+        first_s += each_s
+        ends.append(first_s)
+    return ends
 
 
 class World(Protocol):
@@ -71,20 +81,18 @@ class DitReplica:
                 self._world.at(until, self._look, self._timer)
 
     def _start(self, now_s: float, wave: list[Sample]) -> None:
-        """Draw a wave. Under `rows_alone` its pictures leave one by one, otherwise after the last step of all."""
-        costs, size, steps = self._world.costs, wave[0].ask.size, wave[0].ask.steps
+        """Draw a wave."""
+        costs, count = self._world.costs, len(wave)
         del self._waiting[: len(wave)]
         self._is_busy, self._num_drawing = True, len(wave)
         self._timer += 1
-        alone = costs.profile.rows_alone
-        denoise_s, decode_s = steps * costs.step_s(size, len(wave)) / (len(wave) if alone else 1), costs.picture_s(size)
-        at_s = now_s if alone else now_s + denoise_s
-        for sample in wave:
-            sample.started_s, sample.wave_size = now_s, len(wave)
+        denoise_s, decode_s = costs.parts_s(wave[0].ask.size, wave[0].ask.steps, count)
+        ends = ends_s(now_s, count, denoise_s, decode_s, alone=costs.profile.rows_alone)
+        for sample, end_s in zip(wave, ends, strict=True):
+            sample.started_s, sample.wave_size = now_s, count
             sample.denoise_s, sample.decode_s = denoise_s, decode_s
-            at_s += decode_s + (denoise_s if alone else 0.0)
-            self._world.at(at_s, self._one, sample)
-        self._world.at(at_s, self._end, None)
+            self._world.at(end_s, self._one, sample)
+        self._world.at(ends[-1], self._end, None)
 
     def _one(self, now_s: float, thing: object) -> None:
         assert isinstance(thing, Sample)

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from statistics import fmean
 from typing import Literal
 
-from mammoth_operator.tuning.samples import Ask, Sample, percentile, throughput
+from mammoth_operator.tuning.samples import Ask, Sample, percentile
 
-__all__ = ["Goal", "Promise", "Score", "class_of", "score"]
+__all__ = ["Goal", "Promise", "Score", "class_of", "score", "score_of"]
 
 TAIL_WEIGHT = 0.7  # the rest goes to the mean, which a few samples hardly disturb
 EQUAL = 0.02  # throughputs that differ by less are the same
@@ -68,16 +68,27 @@ def class_of(ask: Ask, promises: Sequence[Promise]) -> str:
 
 def score(samples: Sequence[Sample], goal: Goal) -> Score:
     """Return how `samples` fared; they are all done. Raises ValueError for none."""
-    if not samples:
+    return score_of([sample.ask for sample in samples], [sample.done_s for sample in samples], goal)
+
+
+def score_of(asks: Sequence[Ask], done_s: Sequence[float], goal: Goal) -> Score:
+    """Return how pictures fared that were asked for as `asks` say and done at `done_s`. Raises ValueError for none."""
+    if not asks:
         raise ValueError("no picture to judge by")
-    times = [sample.latency_s for sample in samples]
-    by_class: dict[str, list[float]] = {}
-    if goal.promises:
-        for sample, time_s in zip(samples, times, strict=True):
-            by_class.setdefault(class_of(sample.ask, goal.promises), []).append(time_s)
-    p95s = {
-        promise.name: percentile(by_class[promise.name], 0.95) for promise in goal.promises if promise.name in by_class
-    }
+    times = [end_s - ask.at_s for ask, end_s in zip(asks, done_s, strict=True)]
+    p95s = _class_p95s(asks, times, goal.promises) if goal.promises else {}
     late = [p95s[promise.name] / promise.p95_s - 1 for promise in goal.promises if promise.name in p95s]
-    speed = throughput(samples)
-    return Score(percentile(times, 0.95), fmean(times), speed if math.isfinite(speed) else 0.0, max([0.0, *late]), p95s)
+    kept = [index for index, ask in enumerate(asks) if times[index] <= ask.budget_s]
+    span_s = max(done_s[i] for i in kept) - min(asks[i].at_s for i in kept) if kept else math.inf
+    return Score(percentile(times, 0.95), fmean(times), len(kept) / max(span_s, 1e-9), max([0.0, *late]), p95s)
+
+
+def _class_p95s(asks: Sequence[Ask], times: Sequence[float], promises: Sequence[Promise]) -> dict[str, float]:
+    names: dict[tuple[int, int, int], str] = {}
+    by_class: dict[str, list[float]] = {}
+    for ask, time_s in zip(asks, times, strict=True):
+        key = (ask.height_px, ask.width_px, ask.steps)
+        if key not in names:
+            names[key] = class_of(ask, promises)
+        by_class.setdefault(names[key], []).append(time_s)
+    return {promise.name: percentile(by_class[promise.name], 0.95) for promise in promises if promise.name in by_class}

@@ -8,13 +8,15 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 
-from mammoth_operator.tuning.objective import Goal, Score, score
+from mammoth_operator.tuning.objective import Goal, Score
 from mammoth_operator.tuning.profile import Costs, Profile
 from mammoth_operator.tuning.samples import Ask
-from mammoth_operator.tuning.twin import Plant, Setting, replay
+from mammoth_operator.tuning.trial import Asked
+from mammoth_operator.tuning.twin import Plant, Setting
 
-__all__ = ["Budget", "Need", "Replicas", "Scale", "capacity_per_s", "needed", "next_replicas"]
+__all__ = ["Budget", "Known", "Need", "Replicas", "Scale", "capacity_per_s", "needed", "next_replicas"]
 
 MAX_UTILISATION = 0.8  # without promises: what a device is loaded to
 MAX_ASKS = 300  # that a trial draws
@@ -24,6 +26,7 @@ TOLERANCE = 0.03
 MUCH = 0.25  # a miss so large is answered at once, a smaller one when it is seen again
 DOUBT = 3.0  # standard errors of a rate by which a smaller number must be able to carry more
 STABLE_S = 600.0  # a need that has not come up again for so long is over
+REMEMBERED_S = 1.1 * STABLE_S  # so that there is a rate to compare today's with
 MAX_GROWTH = 2.0
 SHARED_PERIOD = 3  # a load's trend is taken from its last third against the third before
 
@@ -70,30 +73,40 @@ class Need:
 
 
 @dataclass(frozen=True, slots=True)
+class Known:
+    """What was found a while ago: the replicas that were needed, and the pictures a second that were asked for (0: not known)."""
+
+    at_s: float
+    replicas: Replicas
+    per_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class Scale:
-    """What to run from now on and why. `needs` are (time, replicas) of the recent past, to be handed in again."""
+    """What to run from now on and why. `needs` are of the recent past, to be handed in again."""
 
     replicas: Replicas
     reason: str
     message: str
-    needs: tuple[tuple[float, Replicas], ...]
+    needs: tuple[Known, ...]
 
 
-def capacity_per_s(profile: Profile, asks: Sequence[Ask], setting: Setting, plant: Plant) -> tuple[float, float]:
+def capacity_per_s(costs: Costs, asks: Sequence[Ask], setting: Setting, plant: Plant) -> tuple[float, float]:
     """Return the pictures a second of this mix that one AR and one DiT replica can write and draw at most."""
-    costs = Costs(profile)
     rows = max(min(setting.ar_max_num_seqs, plant.ar_slots), 1)
     waves = range(1, setting.dit_max_num_seqs + 1)
     ar_s = dit_s = 0.0
+    picture_s = cache(lambda size, steps: min(costs.wave_s(size, steps, n) / n for n in waves))
     for ask in asks:
-        context = ask.prompt_tokens + ask.num_tokens / 2
-        ar_s += ask.rows * (ask.num_tokens * costs.decode_s(rows, context) / rows + costs.prefill_s(ask.prompt_tokens))
-        dit_s += min(costs.wave_s(ask.size, ask.steps, n) / n for n in waves)
+        tokens = ask.num_tokens
+        context = ask.prompt_tokens + tokens / 2
+        ar_s += ask.rows * (tokens * costs.decode_s(rows, context) / rows + costs.prefill_s(ask.prompt_tokens))
+        dit_s += picture_s(ask.size, ask.steps)
     return len(asks) / ar_s, len(asks) / dit_s
 
 
 def needed(
-    profile: Profile,
+    costs: Costs,
     asks: Sequence[Ask],
     setting: Setting,
     goal: Goal,
@@ -112,7 +125,7 @@ def needed(
     asks = asks[-MAX_ASKS:]
     span_s = max(asks[-1].at_s - asks[0].at_s, 1e-9)
     per_s = (len(asks) - 1) / span_s if len(asks) > 1 else 0.0
-    most = capacity_per_s(profile, asks, setting, plant)
+    most = capacity_per_s(costs, asks, setting, plant)
     least = Replicas(_within(math.ceil(per_s / most[0]), budget.ar), _within(math.ceil(per_s / most[1]), budget.dit))
     if not goal.promises:
         both = (math.ceil(per_s / (rate * MAX_UTILISATION)) for rate in most)
@@ -121,10 +134,11 @@ def needed(
         )
         return Need(wanted if budget.allows(wanted) else _squeezed(wanted, budget), None, budget.allows(wanted))
     tried: list[tuple[Replicas, Score]] = []
+    trial = Asked(asks, costs, goal, plant)
 
     def keeps(pair: Replicas) -> bool:
         there = replace(setting, ar_replicas=pair.ar, dit_replicas=pair.dit)
-        tried.append((pair, score(replay(profile, there, asks, plant), goal)))
+        tried.append((pair, trial.score(there)))
         return tried[-1][1].miss <= tolerance
 
     running = near
@@ -158,24 +172,31 @@ def next_replicas(
     setting: Setting,
     goal: Goal,
     budget: Budget,
-    needs: Sequence[tuple[float, Replicas]] = (),
+    needs: Sequence[Known] = (),
     plant: Plant = Plant(),
 ) -> Scale:
     """Return how many replicas to run from now on.
 
     More come as soon as a miss is large or seen twice, sized for the load that the trend promises by the time they serve. Fewer come only when for
-    `STABLE_S` nothing more was needed and they would carry a load higher by `DOUBT` standard errors of its rate.
+    `STABLE_S` nothing more was needed and they would carry the load of another `STABLE_S` from now, if it goes on growing as it has
+    for the last, and higher by `DOUBT` standard errors of its rate.
     """
+    per_s = len(asks) / max(asks[-1].at_s - asks[0].at_s, 1e-9)
+    lately = _growth(now_s, per_s, needs)
+    costs = Costs(profile)
     asks, trend = _trend(asks, plant.start_s)
     grown = min(trend, MAX_GROWTH)
-    need = needed(profile, _faster(asks, grown), setting, goal, budget, plant, near=current, tolerance=TOLERANCE)
+    need = needed(
+        costs, _faster(asks, grown, MAX_ASKS), setting, goal, budget, plant, near=current, tolerance=TOLERANCE
+    )
     spare = need.replicas
     if spare.total < current.total and goal.promises:
         there = replace(setting, ar_replicas=spare.ar, dit_replicas=spare.dit)
-        pictures = _faster(asks, max(grown, 1 + DOUBT / math.sqrt(len(asks))))[-MAX_LONG:]
-        spare = spare if score(replay(profile, there, pictures, plant), goal).miss <= 0 else current
-    recent = (*((at_s, known) for at_s, known in needs if now_s - at_s < STABLE_S), (now_s, spare))
-    highest = Replicas(max(known.ar for _, known in recent), max(known.dit for _, known in recent))
+        pictures = _faster(asks, max(grown, lately) * (1 + DOUBT / math.sqrt(len(asks))), MAX_LONG)
+        spare = spare if Asked(pictures, costs, goal, plant).score(there).miss <= 0 else current
+    remembered = (*(known for known in needs if now_s - known.at_s < REMEMBERED_S), Known(now_s, spare, per_s))
+    recent = [known for known in remembered if now_s - known.at_s < STABLE_S]
+    highest = Replicas(max(known.replicas.ar for known in recent), max(known.replicas.dit for known in recent))
     told = f"{len(asks)} pictures, load x{grown:.2f} by the time a replica serves: needs AR {need.replicas.ar}, DiT {need.replicas.dit}"  # fmt: skip
     if not need.kept:
         told += "; the budget or the bounds are too small to keep every promise"
@@ -185,15 +206,15 @@ def next_replicas(
     )
     if not budget.allows(wanted):
         wanted = need.replicas
-    again = bool(needs) and needs[-1][1].total > current.total
+    again = bool(needs) and needs[-1].replicas.total > current.total
     if wanted.total > current.total and need.miss_now <= MUCH and not again:
-        return Scale(current, "Watching", told, recent)
-    covered = bool(needs) and now_s - min(at_s for at_s, _ in recent) >= STABLE_S * 0.8
+        return Scale(current, "Watching", told, remembered)
+    covered = bool(needs) and now_s - recent[0].at_s >= STABLE_S * 0.8
     if wanted.total < current.total and not covered and budget.allows(current):
-        return Scale(current, "Stabilizing", told, recent)
+        return Scale(current, "Stabilizing", told, remembered)
     if wanted == current:
-        return Scale(current, "AsNeeded", told, recent)
-    return Scale(wanted, "ScaleUp" if wanted.total > current.total else "ScaleDown", told, recent)
+        return Scale(current, "AsNeeded", told, remembered)
+    return Scale(wanted, "ScaleUp" if wanted.total > current.total else "ScaleDown", told, remembered)
 
 
 def _pairs(least: Replicas, budget: Budget) -> Iterator[Replicas]:
@@ -232,10 +253,18 @@ def _trend(asks: Sequence[Ask], ahead_s: float) -> tuple[Sequence[Ask], float]:
     return latest, 1.0 + (len(latest) - before) / len(latest) * min((ahead_s + third_s / 2) / third_s, 2.0)
 
 
-def _faster(asks: Sequence[Ask], factor: float) -> list[Ask]:
-    """Return the same pictures at `factor` times the rate."""
+def _growth(now_s: float, per_s: float, needs: Sequence[Known]) -> float:
+    """Return by what factor the rate is above that of `STABLE_S` ago; 1 where it is not, or where that is not known."""
+    past = [known.per_s for known in needs if STABLE_S * 0.9 <= now_s - known.at_s < REMEMBERED_S and known.per_s > 0]
+    return min(max(per_s / past[-1], 1.0), MAX_GROWTH) if past else 1.0
+
+
+def _faster(asks: Sequence[Ask], factor: float, most: int) -> Sequence[Ask]:
+    """Return the last `most` of these pictures at `factor` times the rate."""
+    if factor == 1.0:
+        return asks[-most:]
     first_s = asks[0].at_s
-    return [replace(ask, at_s=first_s + (ask.at_s - first_s) / factor) for ask in asks]
+    return [replace(ask, at_s=first_s + (ask.at_s - first_s) / factor) for ask in asks[-most:]]
 
 
 def _within(count: int, bounds: tuple[int, int]) -> int:

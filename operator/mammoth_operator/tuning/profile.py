@@ -158,7 +158,9 @@ class Costs:
     _steps: dict[tuple[Size, int], float] = field(default_factory=dict)
     _pictures: dict[Size, float] = field(default_factory=dict)
     _decodes: dict[tuple[int, int], float] = field(default_factory=dict)
+    _contexts: dict[int, Curve] = field(default_factory=dict)
     _prefill: Curve | None = None
+    _prefills: dict[int, float] = field(default_factory=dict)
 
     def step_s(self, size: Size, batch_size: int) -> float:
         """Return the seconds of one step of a wave of `batch_size` pictures of `size`."""
@@ -184,18 +186,29 @@ class Costs:
         key = (num_rows, int(context_tokens) >> 5)
         known = self._decodes.get(key)
         if known is None:
-            by_context = {context: _at(rows, num_rows) for context, rows in self.profile.ar_decode_ms.items()}
-            at = (key[1] << 5) + 16
-            known = self._decodes[key] = (
-                Curve(by_context)(at) if len(by_context) > 1 else min(by_context.values())
-            ) / 1e3
+            by_context = self._contexts.get(num_rows)
+            if by_context is None:
+                measured = {context: _at(rows, num_rows) for context, rows in self.profile.ar_decode_ms.items()}
+                if len(measured) == 1:  # says nothing of how a context tells
+                    measured = dict.fromkeys((0, 1), *measured.values())
+                by_context = self._contexts[num_rows] = Curve(measured)
+            known = self._decodes[key] = by_context((key[1] << 5) + 16) / 1e3
         return known
 
     def prefill_s(self, num_tokens: int) -> float:
         """Return the seconds in which a prompt of `num_tokens` is read."""
-        if self._prefill is None:
-            self._prefill = Curve(self.profile.ar_prefill_ms)
-        return self._prefill(num_tokens) / 1e3
+        known = self._prefills.get(num_tokens)
+        if known is None:
+            if self._prefill is None:
+                self._prefill = Curve(self.profile.ar_prefill_ms)
+            known = self._prefills[num_tokens] = self._prefill(num_tokens) / 1e3
+        return known
+
+    def parts_s(self, size: Size, num_steps: int, batch_size: int) -> tuple[float, float]:
+        """Return the seconds of the steps of a wave, and of each of its pictures beside them. Under `rows_alone` the steps are one
+        picture's, since the rows of a wave take turns."""
+        steps_s = num_steps * self.step_s(size, batch_size)
+        return steps_s / (batch_size if self.profile.rows_alone else 1), self.picture_s(size)
 
     def wave_s(self, size: Size, num_steps: int, batch_size: int) -> float:
         """Return the seconds in which a wave of `batch_size` pictures is drawn."""

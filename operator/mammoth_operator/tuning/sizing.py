@@ -9,7 +9,7 @@ from typing import Any
 from mammoth_operator.names import POOLS, Pool
 from mammoth_operator.spec import PipelineSpec
 from mammoth_operator.tuning.objective import Goal
-from mammoth_operator.tuning.planner import Budget, Replicas, next_replicas
+from mammoth_operator.tuning.planner import Budget, Known, Replicas, next_replicas
 from mammoth_operator.tuning.profile import Profile
 from mammoth_operator.tuning.samples import Observed
 from mammoth_operator.tuning.twin import Plant, Setting
@@ -60,7 +60,10 @@ def sized(
     if hold or profile is None or since_s < PERIOD_S or len(asks) < MIN_PICTURES:
         return dict(previous)
     current = Replicas(setting.ar_replicas, setting.dit_replicas)
-    needs = [(_seconds(item["time"]), Replicas(item["ar"], item["dit"])) for item in previous.get("needs", ())]
+    needs = [
+        Known(_seconds(item["time"]), Replicas(item["ar"], item["dit"]), item.get("perSecond", 0.0))
+        for item in previous.get("needs", ())
+    ]
     asks.sort(key=lambda ask: ask.at_s)
     scale = next_replicas(now_s, current, asks, profile, setting, goal, budget_of(spec, current), needs, plant)
     return {
@@ -69,7 +72,15 @@ def sized(
         "time": _stamp(now_s),
         "reason": scale.reason,
         "message": scale.message[:512],
-        "needs": [{"time": _stamp(at_s), "ar": need.ar, "dit": need.dit} for at_s, need in scale.needs[-MAX_NEEDS:]],
+        "needs": [
+            {
+                "time": _stamp(known.at_s),
+                "ar": known.replicas.ar,
+                "dit": known.replicas.dit,
+                "perSecond": round(known.per_s, 4),
+            }
+            for known in scale.needs[-MAX_NEEDS:]
+        ],
     }
 
 

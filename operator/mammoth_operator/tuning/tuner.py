@@ -10,13 +10,15 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 
 from mammoth_operator.tuning.calibration import Calibrated, calibrated
 from mammoth_operator.tuning.objective import Goal, Score, score
 from mammoth_operator.tuning.profile import Costs, Profile
 from mammoth_operator.tuning.records import MAX_RECORDS, Knob, Record
 from mammoth_operator.tuning.samples import Sample, percentile
-from mammoth_operator.tuning.twin import Plant, Setting, Twin
+from mammoth_operator.tuning.trial import Asked, Written
+from mammoth_operator.tuning.twin import Plant, Setting
 
 __all__ = ["Answer", "Guard", "Limits", "Measured", "is_due", "moved", "tune"]
 
@@ -184,10 +186,8 @@ def _judge(
     if last.outcome == "revert":
         verdict = replace(last, outcome="kept", p95_after_s=seen.p95_s)
     else:
-        old, new = (
-            score(_drawn_again(window, there, costs.profile, last.knob, plant), goal).p95_s
-            for there in (moved(setting, last.knob, last.old), setting)
-        )
+        again = _Again(window, Costs(costs.profile), goal, plant)
+        old, new = (again.score(last.knob, there).p95_s for there in (moved(setting, last.knob, last.old), setting))
         worst = 1 + guard.max_regression
         worse = new > old * worst or seen.p95_s > max(old, new) * worst * UNEXPLAINED
         is_reverted = worse and seen.p95_s > last.p95_before_s
@@ -215,27 +215,26 @@ def _search(
 ) -> tuple[_Option | None, Score, str]:
     """Return the best change, what staying would give, and the comparison in words."""
 
-    def predicted(knob: Knob, there: Setting, pictures: Sequence[Sample]) -> Score:
-        return score(_drawn_again(pictures, there, costs.profile, knob, plant), goal)
-
     recent = seen[-MAX_PICTURES:]
-    now = predicted("ditMaxNumSeqs", setting, recent)
+    table = Costs(costs.profile)
+    again = _Again(recent, table, goal, plant)
+    now = again.score("ditMaxNumSeqs", setting)
     options = []
-    for knob, value in _moves(setting, limits, recent, costs.profile):
+    for knob, value in _moves(setting, limits, recent, table):
         if _is_barred(knob, value, history, now_s):
             continue
-        there = predicted(knob, moved(setting, knob, value), recent)
-        base = predicted(knob, setting, recent) if knob == "arMaxNumSeqs" else now
-        options.append(_Option(knob, value, there, there.gain_over(base, goal.kind)))
+        there = again.score(knob, moved(setting, knob, value))
+        options.append(_Option(knob, value, there, there.gain_over(again.score(knob, setting), goal.kind)))
     told = _comparison(len(recent), setting, now, options)
     better = [option for option in options if option.gain >= _min_gain(option, setting, history, now_s)]
-    for option in sorted(better, key=lambda option: -option.gain):
+    if better:  # the next best would be as much of an accident as the best
+        option = max(better, key=lambda option: option.gain)
         if len(seen) == len(recent) or _has_shifted(seen, recent):
             return option, now, told
-        long = [predicted(option.knob, there, seen) for there in (setting, moved(setting, option.knob, option.value))]
-        if long[1].gain_over(long[0], goal.kind) >= MIN_GAIN / 2:
+        long = _Again(seen, table, goal, plant)
+        there = long.score(option.knob, moved(setting, option.knob, option.value))
+        if there.gain_over(long.score(option.knob, setting), goal.kind) >= MIN_GAIN / 2:
             return option, now, told
-        break  # the next best would be as much of an accident
     idle = [option for option in options if option.knob == "requestBatchMaxWaitMs" and option.value < setting.wait_ms and option.gain >= 0]  # fmt: skip
     return min(idle, key=lambda option: option.value, default=None), now, told
 
@@ -255,13 +254,13 @@ def _has_shifted(seen: Sequence[Sample], recent: Sequence[Sample]) -> bool:
     return mix > MAX_MIX_MOVED or not 1 / MAX_RATE_MOVED <= rates[1] / rates[0] <= MAX_RATE_MOVED
 
 
-def _moves(setting: Setting, limits: Limits, recent: Sequence[Sample], profile: Profile) -> list[tuple[Knob, float]]:
-    """Return the changes worth a prediction: caps go up by one and down by any number, the wait to any usual value.
+def _moves(setting: Setting, limits: Limits, recent: Sequence[Sample], costs: Costs) -> list[tuple[Knob, float]]:
+    """Return the changes worth a prediction: caps go up by one picture and down by any number, the wait to any usual value.
 
     Waiting is only worth one where a wave costs less than its pictures one by one; the AR cap only where pictures wait for
     it, or where rows slow each other down.
     """
-    cap, costs = setting.dit_max_num_seqs, Costs(profile)
+    cap = setting.dit_max_num_seqs
     caps = range(limits.dit[0], min(cap + 1, limits.dit[1]) + 1)
     sizes = {sample.ask.size for sample in recent}
     batching_pays = any(costs.wave_s(size, 50, n) < n * costs.wave_s(size, 50, 1) for size in sizes for n in caps)
@@ -274,27 +273,33 @@ def _moves(setting: Setting, limits: Limits, recent: Sequence[Sample], profile: 
     context = recent[-1].ask.num_tokens
     waited_s = percentile([sample.joined_s - sample.ask.at_s for sample in recent], 0.95)
     if rows < limits.ar[1] and waited_s > IDLE_WAIT_S:
-        moves.append(("arMaxNumSeqs", rows + 1))
+        more = max(sample.ask.rows for sample in recent)  # a guided picture has two rows, and joins with both
+        moves.append(("arMaxNumSeqs", min(rows + more, limits.ar[1])))
     if fewer < rows and costs.decode_s(rows, context) > costs.decode_s(fewer, context) * (1 + MIN_GAIN):
         moves.append(("arMaxNumSeqs", fewer))
     return moves
 
 
-def _drawn_again(
-    window: Sequence[Sample], setting: Setting, profile: Profile, knob: Knob, plant: Plant
-) -> list[Sample]:
-    """Return how the window's pictures fare under `setting`. Only a change of the AR cap makes the AR stage write again.
+class _Again:
+    """Pictures that are drawn again under other settings. Only for the AR cap does the AR stage write again."""
 
-    Time begins where the device took the first of them: those that came before waited till then.
-    """
-    first_s = min(sample.ask.at_s if knob == "arMaxNumSeqs" else sample.started_s for sample in window)
-    twin = Twin(profile, setting, plant, start_s=first_s)
-    if knob == "arMaxNumSeqs":
-        twin.ask(sorted((sample.ask for sample in window), key=lambda ask: ask.at_s))
-    else:
-        twin.resume(sorted(window, key=lambda sample: sample.ready_s))
-    twin.run()
-    return twin.finished
+    def __init__(self, pictures: Sequence[Sample], costs: Costs, goal: Goal, plant: Plant) -> None:
+        self._pictures, self._world = pictures, (costs, goal, plant)
+        self._trials: dict[bool, Asked | Written] = {}
+        self._scores: dict[tuple[bool, Setting], Score] = {}
+
+    def score(self, knob: Knob, setting: Setting) -> Score:
+        """Return how they fare under `setting`, which differs from theirs in `knob` at most."""
+        writes = knob == "arMaxNumSeqs"
+        if writes not in self._trials:
+            self._trials[writes] = (
+                Asked(sorted((sample.ask for sample in self._pictures), key=attrgetter("at_s")), *self._world)
+                if writes
+                else Written(self._pictures, *self._world)
+            )
+        if (writes, setting) not in self._scores:
+            self._scores[writes, setting] = self._trials[writes].score(setting)
+        return self._scores[writes, setting]
 
 
 def moved(setting: Setting, knob: Knob, value: float) -> Setting:

@@ -20,7 +20,7 @@ from mammoth_operator.tuning.samples import Ask, Sample
 from mammoth_operator.tuning.writing import ArReplica
 from mammoth_policy.waves import Policy
 
-__all__ = ["Plant", "Setting", "Twin", "replay"]
+__all__ = ["Plant", "Setting", "Twin"]
 
 Act = Callable[[float, object], None]
 
@@ -167,12 +167,3 @@ class Twin:
         held = self._ars.num_held_devices() + self._dits.num_held_devices()
         self.gpu_s += held * max(self.now_s - self._billed_to_s, 0.0)
         self._billed_to_s = self.now_s
-
-
-def replay(profile: Profile, setting: Setting, asks: Iterable[Ask], plant: Plant = Plant()) -> list[Sample]:
-    """Return how `asks` fare under one setting from beginning to end."""
-    asks = list(asks)
-    twin = Twin(profile, setting, plant, start_s=min((ask.at_s for ask in asks), default=0.0))
-    twin.ask(asks)
-    twin.run()
-    return twin.finished

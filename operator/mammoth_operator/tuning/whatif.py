@@ -8,9 +8,10 @@ from typing import Any
 
 from mammoth_operator.tuning.objective import Goal, Score, score
 from mammoth_operator.tuning.planner import Budget, Replicas, needed
-from mammoth_operator.tuning.profile import Profile
+from mammoth_operator.tuning.profile import Costs, Profile
 from mammoth_operator.tuning.samples import Ask, Sample, percentile
-from mammoth_operator.tuning.twin import Plant, Setting, replay
+from mammoth_operator.tuning.trial import Asked
+from mammoth_operator.tuning.twin import Plant, Setting
 
 __all__ = ["Advice", "advise"]
 
@@ -48,13 +49,15 @@ def advise(profile: Profile, asks: Sequence[Ask], goal: Goal, budget: Budget, pl
     Replicas first, with the caps of a profile's best waves; then every pair of cap and wait on the whole trace.
     """
     start = Setting(ar_max_num_seqs=plant.ar_slots, dit_max_num_seqs=1, wait_ms=0.0)
-    need = needed(profile, asks, start, goal, budget, plant)
+    costs = Costs(profile)
+    need = needed(costs, asks, start, goal, budget, plant)
     with_replicas = _placed(start, need.replicas)
+    trial = Asked(asks, costs, goal, plant)
     outcomes = {}
     for cap in CAPS:
         for wait_ms in WAITS_MS if cap > 1 else WAITS_MS[:1]:
             setting = replace(with_replicas, dit_max_num_seqs=cap, wait_ms=wait_ms)
-            samples = replay(profile, setting, asks, plant)
+            samples = trial.samples(setting)
             outcomes[cap, wait_ms] = (setting, samples, score(samples, goal))
     best = min(outcomes.values(), key=lambda each: (each[2].miss, each[2].cost_s, each[0].wait_ms))
     setting, samples, expected = best

@@ -4,9 +4,11 @@ profile's costs. A run of decode steps between two changes is one event.
 
 from __future__ import annotations
 
+import heapq
 import math
 from collections import deque
 from collections.abc import Callable
+from itertools import count
 from typing import Protocol
 
 from mammoth_operator.tuning.profile import Costs
@@ -39,18 +41,22 @@ class World(Protocol):
 
 
 class _Row:
-    """A picture in the KV cache."""
+    """A picture in the KV cache. `context` is what its rows read in the step before the replica's first, all of them together."""
 
-    __slots__ = ("chunks_left", "done_tokens", "rows", "sample", "tokens")
+    __slots__ = ("chunks_left", "context", "rows", "sample", "tokens")
 
     def __init__(self, sample: Sample, chunk_tokens: int) -> None:
         ask = sample.ask
-        self.sample, self.rows, self.tokens, self.done_tokens = sample, ask.rows, ask.num_tokens, 0
+        self.sample, self.rows, self.tokens, self.context = sample, ask.rows, ask.num_tokens, 0
         self.chunks_left = ask.rows * math.ceil(ask.prompt_tokens / chunk_tokens)
 
 
 class ArReplica:
-    """One device. `ready_s` is when it serves; `cap` may change at any time."""
+    """One device. `ready_s` is when it serves; `cap` may change at any time.
+
+    Rows are counted as they come and go: every decoding row takes every step, so the number of the step that is its last is
+    known when it begins, and the context of all together grows by their number a step.
+    """
 
     def __init__(self, world: World, index: int, ready_s: float) -> None:
         self.index, self.ready_s = index, ready_s
@@ -59,7 +65,9 @@ class ArReplica:
         self.cap = 1
         self._waiting: deque[Sample] = deque()
         self._prefilling: deque[_Row] = deque()
-        self._decoding: list[_Row] = []
+        self._decoding: list[tuple[int, int, _Row]] = []  # a heap by last step
+        self._order = count()
+        self._num_steps = self._num_rows = self._context = 0  # taken so far; of the decoding rows
         self._rows_in_use = 0
         self._last: Action = "wait"
         self._busy: tuple[Action, float, int, float] | None = None  # what, since when, steps planned, seconds a step
@@ -102,7 +110,7 @@ class ArReplica:
             chunk = min(self._world.plant.prefill_chunk_tokens, ask.prompt_tokens)
             self._begin(now_s, action, 1, self._world.costs.prefill_s(chunk))
         elif action == "decode":
-            steps = 1 if self._prefilling else min(row.tokens - row.done_tokens for row in self._decoding)
+            steps = 1 if self._prefilling else self._decoding[0][0] - self._num_steps
             self._begin(now_s, action, steps, self._step_s(steps))
 
     def _admit(self, now_s: float, sample: Sample) -> None:
@@ -112,11 +120,8 @@ class ArReplica:
 
     def _step_s(self, steps: int) -> float:
         """Return the seconds of a step, taken in the middle of a run of `steps`: costs are straight lines of the context."""
-        rows = context = 0
-        for row in self._decoding:
-            rows += row.rows
-            context += row.rows * (row.sample.ask.prompt_tokens + row.done_tokens)
-        return self._world.costs.decode_s(rows, context / rows + steps / 2)
+        context = self._context + self._num_rows * self._num_steps
+        return self._world.costs.decode_s(self._num_rows, context / self._num_rows + steps / 2)
 
     def _begin(self, now_s: float, action: Action, steps: int, step_s: float) -> None:
         self._run += 1
@@ -143,14 +148,20 @@ class ArReplica:
             row = self._prefilling[0]
             row.chunks_left -= 1
             if row.chunks_left <= 0:
-                self._decoding.append(self._prefilling.popleft())
+                self._decode(self._prefilling.popleft())
         else:
-            for row in self._decoding:
-                row.done_tokens += steps
-            done = [row for row in self._decoding if row.done_tokens >= row.tokens]
-            if done:
-                self._decoding = [row for row in self._decoding if row.done_tokens < row.tokens]
-            for row in done:
+            self._num_steps += steps
+            while self._decoding and self._decoding[0][0] <= self._num_steps:
+                _, _, row = heapq.heappop(self._decoding)
+                self._num_rows -= row.rows
+                self._context -= row.context
                 self._rows_in_use -= row.rows
                 self._world.rows_complete(now_s, row.sample)
         self._look(now_s, None)
+
+    def _decode(self, row: _Row) -> None:
+        """Let a picture whose prompt is read write from the next step on."""
+        row.context = row.rows * (row.sample.ask.prompt_tokens - self._num_steps)
+        self._num_rows += row.rows
+        self._context += row.context
+        heapq.heappush(self._decoding, (self._num_steps + row.tokens, next(self._order), row))

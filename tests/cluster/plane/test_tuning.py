@@ -16,7 +16,8 @@ from playing.api import eventually
 from mammoth_operator.tuning.profile import Profile
 from mammoth_operator.tuning.samples import Sample
 from mammoth_operator.tuning.traces import Phase, arrivals
-from mammoth_operator.tuning.twin import Setting, replay
+from mammoth_operator.tuning.trial import replay
+from mammoth_operator.tuning.twin import Setting
 from mammoth_wire.v1 import control_pb2
 
 SIZE = (512, 512)
