@@ -97,6 +97,7 @@ class Production:
         self._order, self._loaded, self._metrics, self._emit = order, loaded, metrics, emit
         self._deadline_at = deadline_at
         self._shape_class = shape_class(order.generation.diffusion.height, order.generation.diffusion.width)
+        self._expected_at: float | None = None
         self.stage = "admission"
 
     async def run(self) -> None:
@@ -112,6 +113,8 @@ class Production:
                         tasks.create_task(self._decode(picture, ticket))
             except BaseExceptionGroup as group:
                 raise _first(group) from None
+        if self._expected_at is not None:
+            self._metrics.eta_error.observe(abs(_now() - self._expected_at))
 
     def _picture(self, index: int, sequence: Sequence) -> Picture:
         job_id = f"{self._order.request_id}/{index}"
@@ -134,6 +137,7 @@ class Production:
             picture.history.is_accepted = True
         known = [eta_s for eta_s in etas_s if eta_s is not None]
         eta_s = estimate_s + max(known) if estimate_s is not None and known else None
+        self._expected_at = None if eta_s is None else _now() + eta_s
         generation, seed = self._order.generation, self._order.seed
         self._emit(
             accepted=Accepted(

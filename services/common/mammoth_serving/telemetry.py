@@ -89,6 +89,9 @@ class Metrics:
         self.requests = counters("mammoth_requests", "Requests that ended, by status code", "code")
         self.requests_in_flight = gauge("mammoth_requests_in_flight", "Requests that are being served")
         self.request_duration = histograms("mammoth_request_duration_seconds", "From arrival to end", "shape_class")
+        self.eta_error = histogram(
+            "mammoth_eta_error_seconds", "From the time that was estimated at admission to the end, either way", SECONDS
+        )
         self.stage_duration = histograms(
             "mammoth_stage_duration_seconds", "A picture's time on the device", "shape_class"
         )
