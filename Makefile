@@ -7,7 +7,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
 HARNESS := PYTHONPATH=tests/cluster $(BIN)/python -m harness
 
-.PHONY: install protos format check test demo bench bench-tuner bench-twin bench-ar bench-dit bench-dit-quality eval-checkpoint images test-cluster test-node
+.PHONY: install protos format check test demo bench bench-tuner bench-twin bench-ar bench-ar-quality bench-dit bench-dit-quality eval-checkpoint images test-cluster test-node
 
 install: $(STAMP)
 
@@ -44,12 +44,13 @@ bench: $(STAMP)
 	$(BIN)/python -m bench.handover
 	$(BIN)/python -m bench.overhead
 
-# Tuner and planner on seeded traces in the twin (about ten minutes on two cores), and the twin against the services.
+# Tuner and planner on seeded traces in the twin (three minutes on one core); the twin, and the tuner, on the services (22 minutes).
 bench-tuner: $(STAMP)
 	$(BIN)/python -m bench.tuner --docs docs
 
 bench-twin: $(STAMP)
 	$(BIN)/python -m bench.twin --docs docs
+	$(BIN)/python -m bench.tuner_services --docs docs
 
 # Needs a GPU; writes bench/results/dit_h200.json and brings it into docs/performance.md.
 bench-dit: $(STAMP)
@@ -64,6 +65,10 @@ bench-ar: $(STAMP)
 # What fp8 and the step cache cost in quality, on the checkpoint that draws; on the CPU.
 bench-dit-quality: $(STAMP)
 	$(BIN)/python -m bench.dit_quality
+
+# What fp8 weights cost in quality, on the checkpoint that draws; on the CPU.
+bench-ar-quality: $(STAMP)
+	$(BIN)/python -m bench.ar_quality
 
 eval-checkpoint: $(STAMP)
 	$(BIN)/python -m bench.eval_checkpoint

@@ -13,8 +13,9 @@ from mammoth_operator.tuning.objective import Goal, Promise, score
 from mammoth_operator.tuning.planner import Budget, Replicas
 from mammoth_operator.tuning.profile import Costs, Profile
 from mammoth_operator.tuning.samples import Sample, percentile
+from mammoth_operator.tuning.trial import Asked, replay
 from mammoth_operator.tuning.tuner import Guard
-from mammoth_operator.tuning.twin import Plant, Setting, replay
+from mammoth_operator.tuning.twin import Plant, Setting
 
 __all__ = ["convergence", "planner", "step_in_load", "wrong_profiles"]
 
@@ -76,20 +77,27 @@ def wrong_profiles() -> dict[str, Any]:
         "halved_profile_noticed_after_windows": math.ceil(wrong.doubts[0][0] / WINDOW_S) if wrong.doubts else 99,
         "halved_profile_p95_ratio": _p95(wrong.samples) / _p95(right.samples),
         "wrong_wave_times_reverts": sum(record.outcome == "revert" for record in tempted.records),
-        "wrong_wave_times_windows_above_guard": _windows_above(tempted.samples, base.samples),
+        "wrong_wave_times_windows_above_guard": _windows_above(tempted, base.samples),
         "wrong_wave_times_p95_ratio": _p95(tempted.samples) / _p95(base.samples),
     }
 
 
-def _windows_above(samples: Sequence[Sample], base: Sequence[Sample]) -> int:
-    """Return the longest run of windows in which p95 is above what it would have been by more than the guard."""
-    longest = run = 0
-    for start in range(0, int(max(sample.done_s for sample in base)), int(WINDOW_S)):
-        now, then = ([s.latency_s for s in side if start <= s.ask.at_s < start + WINDOW_S] for side in (samples, base))
-        worse = bool(now and then) and percentile(now, 0.95) > percentile(then, 0.95) * (1 + Guard().max_regression)
-        run = run + 1 if worse else 0
+def _windows_above(course: Course, base: Sequence[Sample]) -> int:
+    """Return the longest run of windows, counted from a change, in which p95 is above what it would have been without by more
+    than the guard."""
+    longest = 0
+    end_s = max(sample.ask.at_s for sample in base)
+    for record in course.records:
+        start_s, run = record.time_s, 0
+        while start_s < end_s and _is_worse(course.samples, base, start_s):
+            run, start_s = run + 1, start_s + WINDOW_S
         longest = max(longest, run)
     return longest
+
+
+def _is_worse(samples: Sequence[Sample], base: Sequence[Sample], start_s: float) -> bool:
+    now, then = ([s.latency_s for s in side if start_s <= s.ask.at_s < start_s + WINDOW_S] for side in (samples, base))
+    return bool(now and then) and percentile(now, 0.95) > percentile(then, 0.95) * (1 + Guard().max_regression)
 
 
 PLANNED = (
@@ -115,7 +123,7 @@ def planner() -> list[dict[str, Any]]:
             "promise_s": goal.promises[-1].p95_s, "p95_s": outcome.class_p95_s[goal.promises[-1].name], "kept": outcome.miss <= 0,
             "mean_gpus": course.gpu_s / course.span_s, "exhaustive_gpus": least.total,
             "gpu_ratio": course.gpu_s / course.span_s / least.total, "scalings": len(course.settings) - 1,
-            "flaps": _flaps(course), "slowest_decision_ms": 1e3 * course.decision_s,
+            "flaps": _flaps(course),
         })  # fmt: skip
         print(
             f"{scenario.name}: {rows[-1]['mean_gpus']:.2f} GPUs against {least.total}, kept {rows[-1]['kept']}",
@@ -136,10 +144,11 @@ def goal_of(profile: Profile, scenario: Scenario) -> Goal:
 
 def _exhaustive(profile: Profile, asks: Sequence[Any], goal: Goal, start: Setting) -> Replicas:
     """Return the fewest replicas that keep every promise over the whole trace."""
+    trial = Asked(asks, Costs(profile), goal, Plant())
     for total in range(2, 20):
         for ar in range(1, min(total, 5)):
             setting = replace(start, ar_replicas=ar, dit_replicas=total - ar)
-            if _could(profile, asks, setting) and score(replay(profile, setting, asks), goal).miss <= 0:
+            if _could(profile, asks, setting) and trial.score(setting).miss <= 0:
                 return Replicas(ar, total - ar)
     raise AssertionError("no number of devices keeps the promise")
 

@@ -59,8 +59,10 @@ def _by_time(samples: Sequence[Sample]) -> tuple[list[float], list[float]]:
     return [index * BIN_S / 3600 for index in sorted(bins)], [percentile(bins[index], 0.95) for index in sorted(bins)]
 
 
-def write_table(rows: Sequence[Mapping[str, Any]], plans: Sequence[Mapping[str, Any]], page: Path) -> None:
-    """Replace what stands between the two marks of the page."""
+def write_table(
+    rows: Sequence[Mapping[str, Any]], plans: Sequence[Mapping[str, Any]], checks: Mapping[str, Any], page: Path
+) -> None:
+    """Replace what stands between the two marks of the page: traces, planner, and what a decision takes."""
     lines = [
         "| trace | seed | pictures | tuner p95 | best static p95 | static pair | tuner images/s | best static images/s | changes |",
         "|---|---|---|---|---|---|---|---|---|",
@@ -83,6 +85,17 @@ def write_table(rows: Sequence[Mapping[str, Any]], plans: Sequence[Mapping[str, 
             f"| {row['name']} | {row['seed']} | {row['promise_s']:.1f} s | {row['p95_s']:.1f} s | {row['mean_gpus']:.2f} "
             f"| {row['exhaustive_gpus']} | {row['gpu_ratio']:.2f} | {row['scalings']} | {row['flaps']} |"
         )
+    if checks:
+        lines += [
+            "",
+            f"| of {checks['objects']} objects, CPU time | decisions | p50 | p95 | slowest |",
+            "|---|---|---|---|---|",
+        ]
+        for name in ("tuner", "planner"):
+            figures = " | ".join(
+                f"{checks[f'{name}_decision_cpu_ms_{label}']:.1f} ms" for label in ("p50", "p95", "max")
+            )
+            lines.append(f"| {name} | {checks[f'{name}_decisions']} | {figures} |")
     bring_in(page, "make bench-tuner", "\n".join(lines))
 
 

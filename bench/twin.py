@@ -19,13 +19,14 @@ import asyncio
 import statistics
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import grpc.aio
 
 from bench import report
+from bench.pages import bring_in
 from bench.report import Spread
 from mammoth_client import AsyncClient
 from mammoth_client.pipeline import Pipeline, pipeline
@@ -35,7 +36,8 @@ from mammoth_operator.tuning.probing import Point, Probe, next_probe, probed
 from mammoth_operator.tuning.profile import Profile
 from mammoth_operator.tuning.samples import Ask, Sample, percentile, throughput
 from mammoth_operator.tuning.traces import Phase, arrivals
-from mammoth_operator.tuning.twin import Plant, Setting, replay
+from mammoth_operator.tuning.trial import replay
+from mammoth_operator.tuning.twin import Plant, Setting
 from mammoth_wire.v1 import control_pb2, control_pb2_grpc
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -57,21 +59,25 @@ class Controls:
             name: grpc.aio.insecure_channel(f"127.0.0.1:{child.ports(deadline_s)['control_port']}")
             for name, child in children.items()
         }
+        self._epoch = 0
         self.stubs = {name: control_pb2_grpc.ControlStub(channel) for name, channel in self.channels.items()}
 
     async def set_limits(self, setting: Setting) -> None:
-        """Put the caps in force."""
-        await self.stubs["ar"].SetLimits(control_pb2.SetLimitsRequest(epoch=1, max_num_seqs=setting.ar_max_num_seqs))
+        """Put the caps in force, under an epoch of their own."""
+        self._epoch += 1
+        await self.stubs["ar"].SetLimits(
+            control_pb2.SetLimitsRequest(epoch=self._epoch, max_num_seqs=setting.ar_max_num_seqs)
+        )
         await self.stubs["dit"].SetLimits(
             control_pb2.SetLimitsRequest(
-                epoch=1, max_num_seqs=setting.dit_max_num_seqs, request_batch_max_wait_ms=setting.wait_ms
+                epoch=self._epoch, max_num_seqs=setting.dit_max_num_seqs, request_batch_max_wait_ms=setting.wait_ms
             )
         )
 
-    async def profile(self, sizes: list[tuple[int, int]]) -> Profile:
+    async def profile(self, sizes: list[tuple[int, int]], dit_capacity: int = DIT_CAP) -> Profile:
         """Measure as the operator does."""
         points: dict[Probe, Point] = {}
-        while (probe := next_probe(points, sizes, DIT_CAP, AR_CAP)) is not None:
+        while (probe := next_probe(points, sizes, dit_capacity, AR_CAP)) is not None:
             shape = control_pb2.Shape(height=probe.shape[0], width=probe.shape[1])
             request = control_pb2.ProfileRequest(shapes=[shape], batch_sizes=[probe.batch_size], steps=8)
             [measured] = (await self.stubs[probe.pool].Profile(request, timeout=120.0)).measurements
@@ -146,6 +152,17 @@ def figures_of(samples: Sequence[Sample]) -> dict[str, float]:
     }
 
 
+def write_table(spread: Mapping[str, Spread], page: Path) -> None:
+    """Replace the page's table of twin / services: the median of the repeats, and between what they lie."""
+    lines = ["| twin / services | replayed | foretold |", "|---|---|---|"]
+    for label, key in (("p50", "p50_s"), ("p95", "p95_s"), ("images/s", "images_per_s"), ("mean wave", "mean_batch")):
+        cells = (spread[f"{side}{key}_ratio"] for side in ("", "foretold_"))
+        lines.append(
+            f"| {label} | " + " | ".join(f"{lie.p50:.2f} ({lie.min:.2f} to {lie.max:.2f})" for lie in cells) + " |"
+        )
+    bring_in(page, "bench.twin", "\n".join(lines))
+
+
 def main(argv: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.twin", description=__doc__)
     parser.add_argument("--results", type=Path, default=report.RESULTS, help="folder of twin.json")
@@ -189,6 +206,7 @@ def main(argv: Sequence[str]) -> None:
         from bench.tuner_plots import plot_pair
 
         plot_pair(*runs[-1][:2], options.docs / "images")
+        write_table(spread, options.docs / "tuning.md")
 
 
 if __name__ == "__main__":
