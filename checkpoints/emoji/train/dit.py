@@ -115,9 +115,8 @@ def _times(num: int, generator: torch.Generator, device: torch.device) -> Tensor
 @torch.no_grad()
 def _report(model: Conditioned, bank: Bank, z: Tensor, alpha: Tensor, work: Path) -> None:
     """Draw some pictures with guidance, print how near the emoji come, and write them beside true ones over some backdrop."""
-    entry_B = torch.arange(0, len(bank.picture_M), max(1, len(bank.picture_M) // SHEET_PICTURES), device=z.device)[
-        :SHEET_PICTURES
-    ]
+    apart = max(PER_PICTURE, len(bank.picture_M) // SHEET_PICTURES)  # no picture twice
+    entry_B = torch.arange(0, len(bank.picture_M), apart, device=z.device)[:SHEET_PICTURES]
     captions = Captions(
         bank.text_MTH[entry_B], bank.num_text_M[entry_B], bank.image_MGH[entry_B], torch.zeros_like(entry_B).bool()
     )
