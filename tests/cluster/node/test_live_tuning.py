@@ -13,7 +13,7 @@ from playing.api import eventually
 
 pytestmark = pytest.mark.node
 
-WITHIN_S = 150
+WITHIN_S = 600  # a cap is weighed on the last 160 pictures, which a busy machine takes minutes to draw
 ACKNOWLEDGED_S = 10.0
 TUNED = {
     "ar": {"maxNumSeqs": 1},
